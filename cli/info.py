@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import asdict
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.system import this_machine
+from mtp_gguf.gguf_tools.system import cache_root, this_machine
 from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.build import find_build
 from mtp_gguf.server.find import VARIABLE, ask
@@ -43,6 +44,7 @@ def info(
         f"libraries: {libraries['kind']}, {libraries['folder']} ({libraries['reason']})",
         f"compiled for: {fields['cpu_features']}",
         f"kernels: {_kernels_text(fields['plugged_kernels'])}",
+        *_choices_lines(fields["plugged_kernels"]),
         *(f"device: {device['name']}, {device['description']}" for device in fields["devices"]),
         f"llama-server: {_server_text(fields)}",
         *(f"missing: {text}" for text in fields["missing"]),
@@ -57,6 +59,12 @@ def say_note() -> None:
 
     if runtime.note:
         typer.echo(f"mtp-gguf: {runtime.note}", err=True)
+
+
+def _last_measured() -> str | None:
+    """When the kernels were last measured on this machine; None: never."""
+    times = [path.stat().st_mtime for path in (cache_root() / "kernels").glob("*.txt")]
+    return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else None
 
 
 def _server_text(fields: dict[str, Any]) -> str:
@@ -74,6 +82,19 @@ def _kernels_text(plugged: dict[str, Any]) -> str:
     if not plugged["patched"]:
         lines.append("not fused, which takes libraries with patches/")
     return "; ".join([*lines, *plugged["left to ggml"]])
+
+
+def _choices_lines(plugged: dict[str, Any]) -> list[str]:
+    """What was measured of the kernels, in a line; none without kernels that have a choice."""
+    if not plugged["instructions"]:
+        return []
+    chosen = sorted({str(choice["kernel"]) for choice in plugged["choices"] if choice["kernel"]})
+    if not chosen:
+        return ["measured kernels: none yet; they are measured while a model runs"]
+    return [
+        f"measured kernels: {', '.join(chosen)} (of {plugged['choices measured']}; "
+        "`mtp-gguf kernels measure FILE` measures anew)"
+    ]
 
 
 def _fields() -> dict[str, Any]:
@@ -114,6 +135,8 @@ def _fields() -> dict[str, Any]:
             "patched": plugged_kernels.patched,
             "operations": plugged_kernels.operations(),
             "left to ggml": plugged_kernels.left_to_ggml(),
+            "choices": [asdict(choice) for choice in plugged_kernels.choices()],
+            "choices measured": _last_measured(),
         },
         "cpu_features": features,
         "cpu": machine.cpu,

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,13 @@ import typer
 from typer.core import TyperGroup
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server import kernels
 
-from .options import AsJson, Command
-from .progress import reports_errors
+from .local_model import local_model
+from .options import AsJson, Command, ModelName, Threads
+from .progress import reports_errors, status_line
 
 _RUN = "run"
 
@@ -47,6 +50,8 @@ app = typer.Typer(
     mtp-gguf kernels -- python program.py
 
     mtp-gguf kernels install ~/llama.cpp/bin
+
+    mtp-gguf kernels measure model.gguf
     """,
 )
 
@@ -120,6 +125,57 @@ def uninstall(folder: _Folder, as_json: AsJson = False) -> None:
     _print("removed", removed, as_json)
     if not (removed or as_json):
         typer.echo(f"{printable(str(folder))}: the kernels are not installed there")
+
+
+@app.command("measure", cls=Command)
+@reports_errors
+def measure(
+    model: ModelName,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure which kernels multiply the weights of a model fastest here.
+
+    Each model does so while it runs: what is found is kept in the user's cache, and used by every
+    program with these kernels. This command measures anew, and prints what was found: of each type
+    of weights and number of columns (tokens of a batch) the fastest kernel, the weights that a
+    thread reads with it, and how many times as fast it is as the one that is used without
+    measuring, and as the next best one.
+
+    **Examples**
+
+    mtp-gguf kernels measure model.gguf
+    """
+    os.environ[kernels.SWITCH] = "anew"  # before the kernels are loaded
+    from mtp_gguf.bench.kernel_choices import BATCHES, measure_choices  # noqa: PLC0415
+
+    file = local_model(model, drafts=False).path
+    with status_line("measuring kernels") as report:
+        choices = measure_choices(file, threads or computing_threads(), report)
+    if not choices:
+        raise RequestError(
+            f"{model}: expected products with a choice of kernels, found none; see `mtp-gguf info`"
+        )
+    if as_json:
+        typer.echo(json.dumps([asdict(choice) for choice in choices], indent=1))
+        return
+    head = ("type", "columns", "rows", "threads", "kernel", "GB/s", "to unmeasured", "to next")
+    rows = [
+        (
+            choice.type + (" experts" if choice.experts else ""),
+            f"{choice.columns}{'+' if choice.columns > BATCHES[-2] else ''}",
+            choice.rows,
+            str(choice.threads),
+            choice.kernel or "not decided",
+            f"{choice.gigabytes:.1f}",
+            f"{choice.over_first:.2f}",
+            f"{choice.over_next:.2f}",
+        )
+        for choice in choices
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        typer.echo("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
 def _print(done: str, paths: Sequence[Path], as_json: bool) -> None:

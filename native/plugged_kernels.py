@@ -14,6 +14,29 @@ _HOOKS = "ggml_cpu_set_graph_hooks"
 
 
 @dataclass(frozen=True)
+class KernelChoice:
+    """What multiplies one kind of product.
+
+    type: of the weights, such as "q4_K". columns: the most of a class of numbers of columns; 16:
+    any more. rows: "long" if the columns leave no room for them in an L1 cache, else "short".
+    threads: that compute together. kernel: an instruction set, with "+hint", "+two_streams" or
+    "+panels"; None while it is being measured. gigabytes: of weights, a second and thread.
+    over_first, over_next: how many times as fast it is as the kernel that is used where nothing was
+    measured, and as the next best one.
+    """
+
+    type: str
+    columns: int
+    rows: str
+    experts: bool
+    threads: int
+    kernel: str | None = None
+    gigabytes: float = 0.0
+    over_first: float = 0.0
+    over_next: float = 0.0
+
+
+@dataclass(frozen=True)
 class PluggedKernels:
     """What became of the library.
 
@@ -40,12 +63,11 @@ class PluggedKernels:
             return frozenset()
         return frozenset(_text(_library.mtp_kernels_types).upper().split(","))
 
-    def choices(self) -> list[str]:
-        """Return a line for each kind of product whose candidates are or were measured.
-
-        Its words are those of mtp_kernels_choices in native/kernels/include/mtp_kernels.h.
-        """
-        return _text(_library.mtp_kernels_choices).splitlines() if self.instructions else []
+    def choices(self) -> list[KernelChoice]:
+        """Return what multiplies each kind of product that is, or was, measured."""
+        if not self.instructions:
+            return []
+        return [_choice(line.split()) for line in _text(_library.mtp_kernels_choices).splitlines()]
 
     def computed(self, operation: str) -> int:
         """Return how many operations of this name the library has computed."""
@@ -79,6 +101,17 @@ def plug_in(library: Path, loaded: ctypes.CDLL) -> PluggedKernels:
     if _library.mtp_kernels_plug_in(loaded._name.encode()):
         return PluggedKernels(None, _library.mtp_kernels_reason().decode(errors="replace"))
     return PluggedKernels(_library.mtp_kernels_name().decode(), "", hasattr(loaded, _HOOKS))
+
+
+def _choice(words: list[str]) -> KernelChoice:
+    """Return a line of mtp_kernels_choices, which its header describes."""
+    kind, columns, rows, experts, threads, *measured = words
+    product = (kind, int(columns), rows, experts == "experts", int(threads))
+    if len(measured) == 1:
+        return KernelChoice(*product)
+    kernel, ns, over_first, over_next = measured
+    gigabytes = 2**20 / max(float(ns), 1.0)
+    return KernelChoice(*product, kernel, gigabytes, float(over_first), float(over_next))
 
 
 def _report() -> list[str]:

@@ -16,7 +16,7 @@ from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.system import shared_library
 
 _PRELOAD = "LD_PRELOAD"
-_SWITCH = "MTP_GGUF_KERNELS"  # "0" turns the kernels off
+SWITCH = "MTP_GGUF_KERNELS"  # "0" turns the kernels off
 _LIBRARY = shared_library("mtp_kernels")
 _BACKEND = shared_library("ggml-cpu-mtp")  # ggml loads files of such names
 _VARIANTS = shared_library("ggml-cpu-*")
@@ -66,7 +66,7 @@ def default_environment(program: Path, variables: Mapping[str, str]) -> dict[str
     unknown, as those of scripts are.
     """
     linked = _linked(program, variables) or ()
-    if variables.get(_SWITCH) == "0" or not any(name.startswith(_CPU) for name in linked):
+    if variables.get(SWITCH) == "0" or not any(name.startswith(_CPU) for name in linked):
         return None
     try:
         return environment(program, variables)

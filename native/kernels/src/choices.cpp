@@ -75,9 +75,15 @@ struct cell {
     std::atomic<const void *> first{nullptr};
     std::atomic<int> others{0};  // products since
     std::atomic<bool> again{false};
+    std::atomic<bool> measured{false};  // is being, or was
 
     // The rest is for those who hold the lock.
-    std::atomic_flag locked = ATOMIC_FLAG_INIT;
+    std::atomic<bool> locked{false};
+
+    // Takes the lock unless another thread has it, which is rare and costs a sample.
+    bool lock() { return !locked.exchange(true, std::memory_order_acquire); }
+    void unlock() { locked.store(false, std::memory_order_release); }
+
     float samples[most_candidates][n_samples];
     int n[most_candidates] = {};
     bool out[most_candidates] = {};  // left out
@@ -393,6 +399,7 @@ choice::choice(const ggml_tensor * op, int64_t columns, const task & task) {
     const int64_t matrices = experts ? op->src[2]->ne[0] : weights->ne[2] * weights->ne[3];
     if (found->again && (size_t) (matrices * weights->ne[1]) * weights->nb[1] >= least_stretch * n_threads) {
         at = found;
+        found->measured = true;
     }
 }
 
@@ -408,7 +415,7 @@ const candidate & choice::next(size_t bytes, bool own) {
     if (!own) {  // of another thread's share: not what was prefetched
         return *now;
     }
-    if (began == 0 && !at->locked.test_and_set(std::memory_order_acquire)) {
+    if (began == 0 && at->lock()) {
         // one with the fewest samples, by chance, so that none meets the same products again and again
         int least = n_samples, ties = 0, pick = 0;
         for (int i = 0; i < at->count; i++) {
@@ -420,7 +427,7 @@ const candidate & choice::next(size_t bytes, bool own) {
             at->random = at->random * 1664525u + 1013904223u;
             pick = (at->random >> 16) % ties == 0 ? i : pick;
         }
-        at->locked.clear(std::memory_order_release);
+        at->unlock();
         now = &at->all[pick];
         began = nanoseconds();
     }
@@ -434,13 +441,13 @@ void choice::end_stretch() {
     }
     const float ns = (float) (nanoseconds() - began) / stretch * (1 << 20);
     bool settled = false;
-    if (stretch >= least_stretch && !at->locked.test_and_set(std::memory_order_acquire)) {
+    if (stretch >= least_stretch && at->lock()) {
         const int i = (int) (now - at->all);
         if (!at->chosen.load(std::memory_order_relaxed) && at->n[i] < n_samples) {
             at->samples[i][at->n[i]++] = ns;
             settled = decide(*at);
         }
-        at->locked.clear(std::memory_order_release);
+        at->unlock();
     }
     began = 0;
     stretch = 0;
@@ -457,7 +464,7 @@ std::string choices() {
     std::string all;
     each_cell([&](cell & of) {
         const candidate * chosen = of.chosen.load(std::memory_order_acquire);
-        if (of.count > 1) {
+        if (of.count > 1 && (chosen || of.measured)) {
             all += chosen ? line_of(of, *chosen) : of.key() + " measuring\n";
         }
     });
