@@ -339,6 +339,7 @@ def test_quants_have_the_same_bits_on_every_path() -> None:
         for how in (
             "no_hint,one_stream,rows",
             "hint,two_streams,rows",
+            "hint,two_streams,panels",
             "no_hint,two_streams,panels",
         ):
             words_of = {CHOICE: f"fixed,{path},{how}"}

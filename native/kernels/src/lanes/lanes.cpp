@@ -118,11 +118,14 @@ int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set &
     for (int set = 0; set < n_sets; set++) {
         for (int i = 0; i < 8; i++) {
             const reading how = { (i & 1) != 0, (i & 2) != 0, (i & 4) != 0 };
-            if (sets[set].product && fits(how.once, once, "hint", "no_hint") && fits(how.two, two, "two_streams", "one_stream") &&
-                fits(how.panels, panels, "panels", "rows") && !(how.once && how.panels)) {
+            if (sets[set].product && fits(how.panels, panels, "panels", "rows") &&
+                fits(how.once, once && !how.panels, "hint", "no_hint") && fits(how.two, two, "two_streams", "one_stream")) {
                 to[n++] = { sets[set].name, sets[set].product, how, 8 * set + i };
             }
         }
+    }
+    if (n == 0) {  // the words contradict each other
+        to[n++] = { sets[0].name, sets[0].product, {}, 0 };
     }
     return n;
 }
