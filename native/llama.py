@@ -36,6 +36,7 @@ from mtp_gguf.gguf_tools.resolve import local_gguf
 from . import log
 from ._bindings import MAX_DEPTH, library
 from ._interrupts import DeferredInterrupts
+from .chat_template import ChatTemplate
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ContextFullError, ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
@@ -381,6 +382,7 @@ class MTPLlama(llama_cpp.Llama):
             raise ModelRefusedError(f"{error}{hint}{log.indented_log()}") from None
         except TEMPLATE_ERRORS as error:
             raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
+        self._replace_templates()
         if self.lora_path and not self._lora_adapter:  # a null pointer, which llama_cpp would use
             raise ModelRefusedError(
                 f"{self.lora_path}: expected a LoRA adapter that fits {model_path}; llama.cpp "
@@ -430,6 +432,23 @@ class MTPLlama(llama_cpp.Llama):
             )
             self._stack.callback(corpus.close)
             self._session.set_corpus(corpus)
+
+    def _replace_templates(self) -> None:
+        """Render conversations by `ChatTemplate`, for messages of OpenAI's API."""
+        ends = {"eos_token": self.token_eos(), "bos_token": self.token_bos()}
+        tokens = {
+            name: "" if token == -1 else self._model.token_get_text(token)
+            for name, token in ends.items()
+        }
+        tools = self.metadata.get("tokenizer.chat_template.tool_use")
+        for name in self._chat_handlers:
+            default = name == "chat_template.default"
+            self._chat_handlers[name] = ChatTemplate(
+                self.metadata["tokenizer.chat_template" if default else f"tokenizer.{name}"],
+                tools_template=tools if default else None,
+                stop_token_ids=[ends["eos_token"]],
+                **tokens,
+            ).to_chat_handler()
 
     def _limit_depth(self, model_path: str, most: int) -> None:
         """Draft at most as many tokens as the head can, with a warning if more were asked for."""
@@ -591,8 +610,10 @@ class MTPLlama(llama_cpp.Llama):
     ) -> Any:
         """Answer a conversation as llama_cpp.Llama does.
 
-        max_completion_tokens: the name of `max_tokens` in OpenAI's API; NativeError if both are
-        given.
+        messages: as OpenAI's clients send them: arguments of tool calls as JSON text, null as the
+        content beside them. MessagesError names a message that is malformed or that the model's
+        chat template refuses. max_completion_tokens: the name of `max_tokens` in OpenAI's API;
+        NativeError if both are given.
         """
         if max_completion_tokens is not None:
             if options.get("max_tokens") is not None:
@@ -600,6 +621,8 @@ class MTPLlama(llama_cpp.Llama):
                     "max_completion_tokens: expected it or max_tokens, found both; leave out one"
                 )
             options["max_tokens"] = max_completion_tokens
+        if options.get("logprobs") and options.get("top_logprobs") is None:
+            options["top_logprobs"] = 0  # llama_cpp would ignore logprobs
         return self._answer_chat(*args, **options)
 
     def _create_completion(
