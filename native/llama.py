@@ -53,6 +53,7 @@ from .offload import tensor_overrides as override_array
 from .prompt_checkpoints import PromptCheckpoints
 from .replay import keeps_snapshots, looks_up_by_default
 from .runtime import llama_cpp, runtime
+from .server_errors import answer_mistakes_with_400
 from .session import NO_STATS, MtpStats, Rollback, Session
 from .session_file import SessionHeader, read_session, write_session
 from .session_folder import SessionFolder, shared_length
@@ -212,6 +213,7 @@ class MTPLlama(llama_cpp.Llama):
         **options: Any,
     ) -> None:
         _check_names(type(self), options)
+        answer_mistakes_with_400()
         self._model_lock = ModelLock(wait=busy == "wait")
         self._closed = False
         self._session: Session | None = None
