@@ -60,6 +60,7 @@ from .session_folder import SessionFolder, shared_length
 from .session_identity import check_identity, identity_of
 from .session_store import DEFAULT_BYTES, SessionStore
 from .state_cache import StateCache
+from .tool_calls import forced_call
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -80,6 +81,8 @@ CHECKPOINT_MARGIN = 64
 # Agents call tools several times between two messages of a user, and templates then drop the
 # thoughts of all of these calls. Each copy takes 150 MiB with a model of 27B.
 DEFAULT_PROMPTS = 4
+# llama_cpp's formats that read calls out of the text; tool_choice is theirs.
+_CALLING_FORMATS = ("functionary", "functionary-v1", "functionary-v2", "chatml-function-calling")
 LOGITS_BYTES = 256 << 20  # that a batch may take whose tokens all get log-probabilities
 
 
@@ -622,8 +625,9 @@ class MTPLlama(llama_cpp.Llama):
 
         messages: as OpenAI's clients send them: arguments of tool calls as JSON text, null as the
         content beside them. MessagesError names a message that is malformed or that the model's
-        chat template refuses. max_completion_tokens: the name of `max_tokens` in OpenAI's API;
-        NativeError if both are given.
+        chat template refuses. tool_choice: a function by name, or "required" with a single tool,
+        makes the answer a call of it. max_completion_tokens: the name of `max_tokens` in OpenAI's
+        API; NativeError if both are given.
         """
         if max_completion_tokens is not None:
             if options.get("max_tokens") is not None:
@@ -633,7 +637,18 @@ class MTPLlama(llama_cpp.Llama):
             options["max_tokens"] = max_completion_tokens
         if options.get("logprobs") and options.get("top_logprobs") is None:
             options["top_logprobs"] = 0  # llama_cpp would ignore logprobs
-        return self._answer_chat(*args, **options)
+        call = None
+        if self.chat_handler is None and self.chat_format not in _CALLING_FORMATS:
+            call = forced_call(options.get("tools"), options.get("tool_choice"))
+        if call is None:
+            return self._answer_chat(*args, **options)
+        for other in ("grammar", "response_format"):
+            if options.get(other) is not None:
+                raise NativeError(f"tool_choice: expected no {other} beside a function, found one")
+        options["grammar"] = read_grammar(self, "tools", call.grammar())
+        del options["tool_choice"]  # llama_cpp's grammar is weaker, and it streams names repeatedly
+        answer: Any = self._answer_chat(*args, **options)
+        return call.stream(answer) if options.get("stream") else call.answer(answer)
 
     def _create_completion(
         self,

@@ -9,10 +9,8 @@ _ARGUMENTS = (
     *("messages", "tools", "tool_choice", "response_format", "grammar", "prompt", "logprobs"),
     *("max_tokens", "max_completion_tokens"),
 )
-_OTHERS = {"the JSON schema at ": "response_format", "Tool choice '": "tool_choice"}
-_MISTAKE = re.compile(
-    rf"\A(?:(?P<param>{'|'.join(_ARGUMENTS)})\b[^:\s]*: |(?P<other>{'|'.join(_OTHERS)}))"
-)
+_SCHEMA = "the JSON schema at "  # of response_format
+_MISTAKE = re.compile(rf"\A(?:(?P<param>{'|'.join(_ARGUMENTS)})\b[^:\s]*: |{_SCHEMA})")
 
 
 def answer_mistakes_with_400() -> None:
@@ -26,6 +24,6 @@ def _formatted(_: Any, match: re.Match[str]) -> tuple[int, dict[str, Any]]:
     return 400, {
         "message": match.string,
         "type": "invalid_request_error",
-        "param": match["param"] or _OTHERS[match["other"]],
+        "param": match["param"] or "response_format",
         "code": None,
     }

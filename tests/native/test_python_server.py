@@ -30,7 +30,8 @@ SCHEMA = {
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 USER: dict[str, Any] = {"role": "user", "content": PROMPT}
 # Requests that are the client's mistake; llama_cpp.Llama has 500 for them, or crashes.
 MISTAKES: list[tuple[str, dict[str, Any]]] = [
@@ -114,6 +115,8 @@ def answers(path: Path, llama: type) -> dict[str, Any]:
         post("after", "completions", prompt=PROMPT)
         if issubclass(llama, MTPLlama):
             out["mistakes"] = [mistake(client.post(f"/v1/{r}", json=b)) for r, b in MISTAKES]
+            forced = {"messages": messages, "tools": [TOOL], "tool_choice": NAMED}
+            post("forced", "chat/completions", **forced)
             post("after mistakes", "completions", prompt=PROMPT)
             assert out["after mistakes"] == out["after"]
     return out
@@ -145,10 +148,13 @@ def test_clients_are_told_the_same(dial: Dial) -> None:
         (400, "messages", "messages", invalid),
         (400, "messages", "messages[1].tool_calls[0].function.arguments", invalid),
         (400, "response_format", "the JSON schema at #", invalid),
-        (400, "tool_choice", "Tool choice 'g' not found in tools.", invalid),
+        (400, "tool_choice", "tool_choice", invalid),
         (400, "grammar", "grammar", invalid),
         (400, "prompt", "prompt", invalid),
     ]
+    (call,) = ours["forced"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "f"
+    check(call["function"]["arguments"], SCHEMA)
     check(ours["schema"][0]["message"]["content"], SCHEMA)  # theirs ignores the bounds
     assert loaded[0].mtp_stats.tokens_per_cycle > 1.2  # drafts were accepted on the way
     loaded[0].close()
