@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from .logprobs import Entry, TokenLogprobs, completion_logprobs
@@ -30,21 +30,31 @@ class Answer:
         nothing: bool,
     ) -> None:
         def text_of(token: int, *, special: bool) -> bytes:
-            # After another token, because the first one of a text can lose its space.
-            return bytes(llm.detokenize([token], prev_tokens=[token], special=special))
+            # After another token, because the first one of a text can lose its space. The places of
+            # pictures, which are negative, have no text.
+            return (
+                b""
+                if token < 0
+                else bytes(llm.detokenize([token], prev_tokens=[token], special=special))
+            )
 
+        self._llm = llm
         self._text_of = cache(text_of)
         self._record = record
         self._echo, self._nothing = echo, nothing
-        if isinstance(prompt, str):
-            self._prompt = prompt
-        else:
-            text = b"".join(self._text_of(token, special=True) for token in prompt)
-            self._prompt = text.decode("utf-8", "ignore")
+        self._given = prompt
         # A token that llama_cpp puts before a text is not part of it.
         self._hidden = int(isinstance(prompt, str) and llm._model.add_bos_token())
-        self._offset = len(self._prompt)
+        self._shown = 0  # characters of the answer
         self._sent = self._read = self._taken = 0  # bytes sent and read, tokens taken
+
+    @cached_property
+    def _prompt(self) -> str:
+        """Its text; only for tokens that were evaluated, since llama.cpp aborts on wrong ids."""
+        if isinstance(self._given, str):
+            return self._given
+        text = b"".join(self._text_of(token, special=True) for token in self._given)
+        return text.decode("utf-8", "ignore")
 
     def stream(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
         """Yield the chunks of a stream; the prompt has one of its own."""
@@ -57,9 +67,12 @@ class Answer:
                 own = {"text": self._prompt, "logprobs": logprobs, "finish_reason": None}
                 yield {**chunk, "choices": [{**choice, **own}]}
             self._end(choice)
-            if self._record is not None and choice["finish_reason"] is None:
-                choice["logprobs"] = self._logprobs(self._take(choice["text"]))
-                self._offset += len(choice["text"])
+            if self._record is not None:
+                last = choice["finish_reason"] is not None
+                entries = self._others() if last else self._take(choice["text"])
+                if entries or not last:
+                    choice["logprobs"] = self._logprobs(entries)
+                self._shown += len(choice["text"])
             yield chunk
 
     def whole(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
@@ -92,8 +105,15 @@ class Answer:
             self._taken += 1
         return self._record.generated[first : self._taken]
 
+    def _others(self) -> Sequence[Entry]:
+        """Return the entries of tokens that are in no chunk: of a stop string, or not UTF-8."""
+        assert self._record is not None
+        others = self._record.generated[self._taken :]
+        return others[:-1] if others and self._llm.is_end(others[-1].token) else others
+
     def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        return completion_logprobs(entries, partial(self._text_of, special=False), self._offset)
+        offset = len(self._prompt) + self._shown
+        return completion_logprobs(entries, partial(self._text_of, special=False), offset)
 
     def _prompt_logprobs(self) -> dict[str, Any]:
         assert self._record is not None

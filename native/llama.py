@@ -1111,6 +1111,7 @@ class MTPLlama(llama_cpp.Llama):
 
     def _eval_recorded(self, tokens: list[int], record: TokenLogprobs) -> None:
         """Evaluate a prompt from its beginning and record the log-probabilities of its tokens."""
+        _check_text(tokens)
         self._store_session()
         self.reset()
         if tokens:

@@ -198,6 +198,17 @@ def test_commas_and_characters_of_several_tokens(demo: Path) -> None:
     assert got["logprobs"]["token_logprobs"] == want["logprobs"]["token_logprobs"]
 
 
+def test_streams_have_the_tokens_of_a_stop_string(demo: Path) -> None:
+    with load(demo) as llm:
+        text = complete(llm)["choices"][0]["text"]
+        for stop in (text[4:6], text[3:5]):
+            want = complete(llm, stop=stop)["choices"][0]
+            got = streamed(llm, stop=stop)
+            assert got["text"] == want["text"]
+            for name in ("tokens", "token_logprobs", "top_logprobs"):
+                assert got["logprobs"][name] == want["logprobs"][name]
+
+
 def test_chats(demo: Path) -> None:
     messages: Any = [{"role": "user", "content": "What does os.path.join do?"}]
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "logprobs": True}
@@ -243,6 +254,16 @@ def test_no_tokens(demo: Path, models: Models, plain: bool) -> None:
 def test_a_number_below_zero_is_refused(demo: Path) -> None:
     with load(demo) as llm, pytest.raises(NativeError, match="logprobs: expected 0 or more"):
         complete(llm, logprobs=-1)
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 20])
+def test_prompts_of_tokens_that_do_not_exist(demo: Path, token: int) -> None:
+    with load(demo) as llm:
+        want = complete(llm)
+        for echo in (False, True):
+            with pytest.raises(NativeError):
+                complete(llm, [5, token, 5], echo=echo)
+        assert complete(llm)["choices"] == want["choices"]
 
 
 def test_values() -> None:
