@@ -51,9 +51,9 @@ from .model_lock import ModelLock
 from .offload import check_device, check_gpu_layers, idle_cpu_moe, missing_gpu
 from .offload import tensor_overrides as override_array
 from .prompt_checkpoints import PromptCheckpoints
+from .python_server import answer_mistakes_with_400, take_what_clients_send
 from .replay import keeps_snapshots, looks_up_by_default
 from .runtime import llama_cpp, runtime
-from .server_errors import answer_mistakes_with_400
 from .session import NO_STATS, MtpStats, Rollback, Session
 from .session_file import SessionHeader, read_session, write_session
 from .session_folder import SessionFolder, shared_length
@@ -70,6 +70,8 @@ _R = TypeVar("_R")
 llama_cpp.llama_grammar.PRIMITIVE_RULES[
     "char"
 ].content = r'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
+
+take_what_clients_send()
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 
@@ -392,7 +394,7 @@ class MTPLlama(llama_cpp.Llama):
             raise ModelRefusedError(f"{error}{hint}{log.indented_log()}") from None
         except TEMPLATE_ERRORS as error:
             raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
-        self._replace_templates()
+        self._replace_templates(guess=not options.get("chat_format"))
         if self.lora_path and not self._lora_adapter:  # a null pointer, which llama_cpp would use
             raise ModelRefusedError(
                 f"{self.lora_path}: expected a LoRA adapter that fits {model_path}; llama.cpp "
@@ -443,8 +445,14 @@ class MTPLlama(llama_cpp.Llama):
             self._stack.callback(corpus.close)
             self._session.set_corpus(corpus)
 
-    def _replace_templates(self) -> None:
-        """Render conversations by `ChatTemplate`, for messages of OpenAI's API."""
+    def _replace_templates(self, *, guess: bool) -> None:
+        """Render conversations by `ChatTemplate`, for messages of OpenAI's API.
+
+        guess: llama_cpp has chosen the format, which is one of its own for templates that it knows;
+        these ignore tools.
+        """
+        if guess and "chat_template.default" in self._chat_handlers and self.chat_handler is None:
+            self.chat_format = "chat_template.default"
         ends = {"eos_token": self.token_eos(), "bos_token": self.token_bos()}
         tokens = {
             name: "" if token == -1 else self._model.token_get_text(token)

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.commands import run_python
-from support.models import DEMO, ROOT, Models
-from support.ports import free_port
+from support.models import DEMO, Models
+from support.python_server import python_server
 
 pytestmark = [
     pytest.mark.ecosystem,
@@ -53,26 +48,8 @@ print(json.dumps([sample["filtered_resps"] for sample in found["samples"]["tiny"
 
 @pytest.fixture(scope="module")
 def port(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of the server that docs/native.md shows."""
-    folder = tmp_path_factory.mktemp("served")
-    (folder / "model.gguf").symlink_to(models.gguf("demo", "F32", "F32"))
-    page = (ROOT / "docs" / "native.md").read_text(encoding="utf-8")
-    (code,) = (c for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "uvicorn" in c)
-    found = free_port()
-    code = code.replace("port=8000", f"port={found}").replace("8192", "512")
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen([sys.executable, "-c", code], cwd=folder, stderr=log, stdout=log)
-        try:
-            for _ in range(100):
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{found}/v1/models", timeout=5).close()
-                    break
-                except OSError:
-                    time.sleep(0.2)
-            yield found
-        finally:
-            server.kill()
-            server.wait()
+    with python_server(models.gguf("demo", "F32", "F32"), tmp_path_factory.mktemp("served")) as at:
+        yield at
 
 
 def test_local_completions_are_the_numbers_of_transformers(port: int, tmp_path: Path) -> None:

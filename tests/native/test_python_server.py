@@ -36,9 +36,12 @@ USER: dict[str, Any] = {"role": "user", "content": PROMPT}
 # Requests that are the client's mistake; llama_cpp.Llama has 500 for them, or crashes.
 MISTAKES: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"messages": []}),
+    ("chat/completions", {"messages": [{"content": "x"}]}),
+    ("chat/completions", {"messages": [USER], "tools": [{}]}),
+    ("chat/completions", {"messages": [USER], "response_format": {"type": "prose"}}),
     (
         "chat/completions",
-        {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]},
+        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
     ),
     (
         "chat/completions",
@@ -146,6 +149,9 @@ def test_clients_are_told_the_same(dial: Dial) -> None:
     invalid = "invalid_request_error"
     assert ours["mistakes"] == [
         (400, "messages", "messages", invalid),
+        (400, "messages", "messages[0]", invalid),
+        (400, "tools", "tools[0]", invalid),
+        (400, "response_format", "response_format", invalid),
         (400, "messages", "messages[1].tool_calls[0].function.arguments", invalid),
         (400, "response_format", "the JSON schema at #", invalid),
         (400, "tool_choice", "tool_choice", invalid),
