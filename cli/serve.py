@@ -264,6 +264,7 @@ def serve(
         raise typer.BadParameter("--session-size needs --session-dir")
     if no_draft and (head or depth):
         raise typer.BadParameter("--no-draft cannot be combined with --head or --depth")
+    wanted = None if depth is None else _depth(depth)
     ours = {
         "--ctx-size": context,
         "--parallel": parallel,
@@ -293,7 +294,6 @@ def serve(
     if served.head_file is not None:
         tuned, ignored = find_profile(file.path, server.kernels, None)
     settings = tuned.settings if tuned else None
-    wanted = None if depth is None else _depth(depth)
     index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
     sessions = None
     if session_dir is not None:
@@ -397,8 +397,9 @@ def _depth(text: str) -> int | Literal["auto"]:
     if text == AUTO:
         return AUTO
     if not text.isascii() or not text.isdigit() or int(text) < 1:
+        instead = "; pass --no-draft to serve without drafts" if text.strip("+-0") == "" else ""
         raise typer.BadParameter(
-            f"expected a number from 1, or auto, found {text!r}",
+            f"expected a number from 1, or auto, found {text!r}{instead}",
             param_hint="--depth (--spec-draft-n-max)",
         )
     return int(text)

@@ -77,7 +77,7 @@ class Content:
     made from weights. id_map: ids that are written as a tensor. head_blocks: the blocks of the MTP
     head. layout: that of the draft vocabulary, if there is one. draft: the requested draft
     vocabulary. skipped: unused source tensors with the reason. scales: F32 vectors to write in
-    addition to the targets, by name.
+    addition to the targets, by name. notes: sentences for the user.
     """
 
     metadata: Mapping[str, Value | RawValue]
@@ -88,6 +88,7 @@ class Content:
     draft: DraftVocabulary | None
     skipped: dict[str, str]
     scales: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +194,7 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
         shards=_shards(tensors, metadata, path, request.split_max_size),
         skipped=content.skipped,
         notes=(
+            *content.notes,
             *notes(content.skipped, specs, quant, request.overrides, overrides, imatrix),
             *_draft_notes(content.draft, request),
         ),

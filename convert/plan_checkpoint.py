@@ -18,6 +18,7 @@ from mtp_gguf.gguf_tools.transplant import check_list_for
 
 from . import draft_vocabulary
 from .blueprint import Blueprint, HeadChoice
+from .chat_templates import chat_templates
 from .checkpoint import Checkpoint, is_vision
 from .draft_vocabulary import DraftVocabulary
 from .family import find_family
@@ -84,7 +85,7 @@ def make_content(checkpoint: Checkpoint, request: Request) -> Content:
     rows = SourceRows(checkpoint)
     for target in blueprint.targets:
         rows.check(target)
-    tokens, draft = _vocabulary(checkpoint, request, blueprint)
+    tokens, draft, template_notes = _vocabulary(checkpoint, request, blueprint)
     layout = request.draft.layout if request.draft else None
     targets = blueprint.targets
     id_map = None
@@ -118,6 +119,7 @@ def make_content(checkpoint: Checkpoint, request: Request) -> Content:
         draft=draft,
         skipped=blueprint.skipped,
         scales={**blueprint.computed, **nvfp4_scales(kept)},
+        notes=template_notes,
     )
 
 
@@ -140,15 +142,15 @@ def planned_file(model: str, quant: str, mtp_from: str | None) -> tuple[str, boo
 
 def _vocabulary(
     checkpoint: Checkpoint, request: Request, blueprint: Blueprint
-) -> tuple[dict[str, Value], DraftVocabulary | None]:
-    """The tokenizer's keys, and the draft vocabulary if one is requested.
+) -> tuple[dict[str, Value], DraftVocabulary | None, tuple[str, ...]]:
+    """The tokenizer's keys, the draft vocabulary if one is requested, and notes on chat templates.
 
     The model that a block is added to has a tokenizer, so the block's checkpoint needs none.
     """
     folder, n_vocab = checkpoint.folder, blueprint.n_vocab
     bare = request.head is HeadChoice.BLOCK and request.draft is None
     if bare and not any((folder / name).exists() for name in ("tokenizer.json", "vocab.json")):
-        return {}, None
+        return {}, None, ()
     files = load_tokenizer(folder)
     required = special_ids(files, n_vocab)
     draft = None
@@ -159,7 +161,9 @@ def _vocabulary(
             check_list_for(blueprint.architecture, request.draft.layout, "--fastmtp")
         draft = _rank(request.draft, files.tokenizer, required, n_vocab)
     pre = request.tokenizer_pre or pre_tokenizer(files, blueprint.splits)
-    return tokenizer_metadata(files, n_vocab, pre, blueprint.tokens), draft
+    templates = chat_templates(folder, files.settings)
+    tokens = tokenizer_metadata(files, n_vocab, pre, blueprint.tokens)
+    return {**tokens, **templates.keys}, draft, templates.notes
 
 
 def nvfp4_kept(

@@ -136,13 +136,15 @@ def check_schemes(tensors: Iterable[PlacedTensor]) -> None:
 
 def unsupported_reason(quantization: Quantization) -> str | None:
     """Why checkpoints of this scheme are not supported, in one sentence; None if they are."""
+    config = _Config(quantization)
     try:
-        _reader(_Config(quantization))
+        _reader(config)
     except _UnsupportedError as error:
         return (
             f"{quantization.where}: quantization_config: expected weights in 16 bits or in one of "
             f"FP8, INT8, GPTQ, W4A16 or NVFP4, found {error}; convert from the original 16-bit "
             f"checkpoint{_original(Path(quantization.where).parent)}"
+            f"{_OTHER_WAYS.get(config.text('quant_method'), '')}"
         )
     except CheckpointError as error:
         return str(error)
@@ -428,3 +430,18 @@ SCHEMES: tuple[Scheme, ...] = (
     Scheme("torchao", "torchao"),
     Scheme("VPTQ", "vptq"),
 )
+
+# What else makes a checkpoint that can be converted, by `quant_method`, for the end of a sentence;
+# tests/real_tools runs each of them.
+_OTHER_WAYS = {
+    "auto-round": ", or let AutoRound write the format auto_gptq",
+    "awq": ", or quantize that with GPTQModel",
+    "bitsandbytes": (
+        ', or from a copy in 16 bits: python -c "from transformers import AutoModelForCausalLM as '
+        "M; M.from_pretrained('FOLDER', dtype='bfloat16').dequantize().save_pretrained('COPY')\", "
+        "with the tokenizer's files beside it"
+    ),
+    _COMPRESSED: ", or let llm-compressor write W4A16, W8A16, FP8_DYNAMIC or NVFP4A16",
+    "gptq": ", or let GPTQModel write 4 or 8 bits",
+    "modelopt": ", or let ModelOpt write FP8_DEFAULT_CFG or NVFP4_DEFAULT_CFG",
+}

@@ -1,11 +1,10 @@
-"""The roles of special tokens, and the chat templates, as llama.cpp's converter writes them.
+"""The roles of special tokens as llama.cpp's converter writes them.
 
 Roles come from tokenizer_config.json (`eos_token`), or else from the ids in config.json. Whether
 tokens are added before or after a text is determined by the post-processor of tokenizer.json, or
 else by tokenizer_config.json.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
 
 from .config import is_whole, shown
-from .json_files import read_json_object, read_text
-from .tokenizer_files import NAMED_KINDS, SETTINGS_NAME, TokenizerFiles
+from .json_files import read_json_object
+from .tokenizer_files import NAMED_KINDS, TokenizerFiles
 
-_TEMPLATE_KEY = "tokenizer.chat_template"
 _ID_KEYS = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
@@ -34,7 +32,7 @@ _FLAGS = ("bos", "eos", "sep")
 def special_metadata(
     files: TokenizerFiles, n_vocab: int, tokens_by_role: Mapping[str, str]
 ) -> dict[str, Value]:
-    """The keys for merges, special ids, added tokens and chat templates.
+    """The keys for merges, special ids and added tokens.
 
     tokens_by_role: as `Blueprint.tokens`.
     """
@@ -50,7 +48,6 @@ def special_metadata(
         flag = roles.added.get(kind, files.settings.get(f"add_{kind}_token"))
         if isinstance(flag, bool):
             keys[f"tokenizer.ggml.add_{kind}_token"] = Value(ValueType.BOOL, flag)
-    keys |= _templates(files.folder, files.settings)
     keys |= _normalizer_flags(files.definition.get("normalizer"))
     return keys
 
@@ -159,47 +156,6 @@ def _special_ids(
         if text in by_text:
             ids[kind] = check_id(files.path, repr(text), by_text[text], n_vocab)
     return ids
-
-
-def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, Value]:
-    """The default chat template, and named templates for other purposes."""
-    path = folder / SETTINGS_NAME
-    if not settings:
-        return {}
-    if "chat_template" in settings:
-        found = settings["chat_template"]
-    else:
-        path, found = _template_file(folder)
-    if isinstance(found, str):
-        found = [{"name": "default", "template": found}]
-    if not isinstance(found, list):
-        return {}
-    keys, names = {}, set()
-    for choice in found:
-        name, template = _field(choice, "name"), _field(choice, "template")
-        if not isinstance(name, str) or not isinstance(template, str):
-            raise CheckpointError(
-                f"{path}: chat_template: expected names and templates, found {choice!r:.80}"
-            )
-        name = re.sub(r"[^A-Za-z0-9]", "_", name)
-        if name == "default":
-            keys[_TEMPLATE_KEY] = Value(ValueType.STRING, template)
-        elif name:
-            names.add(name)
-            keys[f"{_TEMPLATE_KEY}.{name}"] = Value(ValueType.STRING, template)
-    if names:
-        keys["tokenizer.chat_templates"] = Value(ValueType.STRING, sorted(names))
-    return keys
-
-
-def _template_file(folder: Path) -> tuple[Path, Any]:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-        named = [("default", path), *((other.stem, other) for other in others)]
-        return path, [{"name": name, "template": read_text(file)} for name, file in named]
-    path = folder / "chat_template.json"
-    return path, read_json_object(path).get("chat_template") if path.is_file() else None
 
 
 def _normalizer_flags(normalizer: Any) -> dict[str, Value]:

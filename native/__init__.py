@@ -16,6 +16,7 @@ _PUBLIC = {
     "DeviceFailedError": "errors",
     "HeadMissingError": "errors",
     "LibraryMismatchError": "errors",
+    "MessagesError": "errors",
     "ModelRefusedError": "errors",
     "NativeError": "errors",
     "schema_grammar": "json_schema",

@@ -6,9 +6,11 @@ NativeError
 ├── ContextFullError      no room left in the context
 ├── DeviceFailedError     a device failed, such as a GPU that was lost; close the model
 └── LibraryMismatchError  libmtp was not built for the loaded llama.cpp
+
+MessagesError is a RequestError: a model cannot be asked with these messages.
 """
 
-from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
 
 class NativeError(MtpGgufError, RuntimeError):
@@ -36,3 +38,10 @@ class DeviceFailedError(NativeError):
 
 class LibraryMismatchError(NativeError):
     """The library is missing, or was not built for the loaded llama.cpp."""
+
+
+class MessagesError(RequestError, ValueError):
+    """The messages of a conversation are malformed, or the chat template refuses them.
+
+    It is also a ValueError, which llama_cpp raises where a template refuses messages.
+    """

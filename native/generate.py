@@ -106,21 +106,16 @@ def chat_renderer(template: str | None) -> Renderer | None:
 
     RequestError if the template is invalid; the function raises it, too.
     """
-    from .runtime import llama_cpp  # noqa: PLC0415
-
     if not template:
         return None
+    from .chat_template import ChatTemplate  # noqa: PLC0415  (loads the libraries)
+
     try:
-        formatter = llama_cpp.llama_chat_format.Jinja2ChatFormatter(
-            template=template, eos_token="", bos_token=""
-        )
+        formatter = ChatTemplate(template, eos_token="", bos_token="")
     except TEMPLATE_ERRORS as error:
         raise RequestError(template_fault(error)) from None
 
     def render(messages: Sequence[Any], /, **variables: Any) -> str:
-        try:
-            return str(formatter(messages=[*messages], **variables).prompt)
-        except Exception as error:  # a template is code from the model file: anything may be raised
-            raise RequestError(f"the model's chat template fails: {error}") from None
+        return str(formatter(messages=[*messages], **variables).prompt)
 
     return render

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
 from mtp_gguf.gguf_tools.model import open_model
@@ -36,17 +37,21 @@ from mtp_gguf.gguf_tools.resolve import local_gguf
 from . import log
 from ._bindings import MAX_DEPTH, library
 from ._interrupts import DeferredInterrupts
+from .answer import Answer
+from .chat_template import ChatTemplate
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ContextFullError, ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
 from .json_schema import response_schema, schema_grammar
+from .logprobs import ROWS, TokenLogprobs
 from .lookup_files import open_lookup_files
 from .model_file import TEMPLATE_ERRORS, check_adapter, check_trunk, template_fault
 from .model_lock import ModelLock
 from .offload import check_device, check_gpu_layers, idle_cpu_moe, missing_gpu
 from .offload import tensor_overrides as override_array
 from .prompt_checkpoints import PromptCheckpoints
+from .python_server import answer_mistakes_with_400, take_what_clients_send
 from .replay import keeps_snapshots, looks_up_by_default
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
@@ -55,6 +60,7 @@ from .session_folder import SessionFolder, shared_length
 from .session_identity import check_identity, identity_of
 from .session_store import DEFAULT_BYTES, SessionStore
 from .state_cache import StateCache
+from .tool_calls import forced_call
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -64,6 +70,8 @@ _R = TypeVar("_R")
 llama_cpp.llama_grammar.PRIMITIVE_RULES[
     "char"
 ].content = r'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
+
+take_what_clients_send()
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 
@@ -75,6 +83,9 @@ CHECKPOINT_MARGIN = 64
 # Agents call tools several times between two messages of a user, and templates then drop the
 # thoughts of all of these calls. Each copy takes 150 MiB with a model of 27B.
 DEFAULT_PROMPTS = 4
+# llama_cpp's formats that read calls out of the text; tool_choice is theirs.
+_CALLING_FORMATS = ("functionary", "functionary-v1", "functionary-v2", "chatml-function-calling")
+LOGITS_BYTES = 256 << 20  # that a batch may take whose tokens all get log-probabilities
 
 
 def _exclusive(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
@@ -207,12 +218,14 @@ class MTPLlama(llama_cpp.Llama):
         **options: Any,
     ) -> None:
         _check_names(type(self), options)
+        answer_mistakes_with_400()
         self._model_lock = ModelLock(wait=busy == "wait")
         self._closed = False
         self._session: Session | None = None
         self._head: Head | None = None
         self._prompts = PromptCheckpoints(int(keep_prompt))
         self._store: SessionStore | None = None
+        self._record: TokenLogprobs | None = None
         self._n_tokens = self._pictures = 0
         if busy not in ("wait", "raise"):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
@@ -381,6 +394,7 @@ class MTPLlama(llama_cpp.Llama):
             raise ModelRefusedError(f"{error}{hint}{log.indented_log()}") from None
         except TEMPLATE_ERRORS as error:
             raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
+        self._replace_templates(guess=not options.get("chat_format"))
         if self.lora_path and not self._lora_adapter:  # a null pointer, which llama_cpp would use
             raise ModelRefusedError(
                 f"{self.lora_path}: expected a LoRA adapter that fits {model_path}; llama.cpp "
@@ -430,6 +444,29 @@ class MTPLlama(llama_cpp.Llama):
             )
             self._stack.callback(corpus.close)
             self._session.set_corpus(corpus)
+
+    def _replace_templates(self, *, guess: bool) -> None:
+        """Render conversations by `ChatTemplate`, for messages of OpenAI's API.
+
+        guess: llama_cpp has chosen the format, which is one of its own for templates that it knows;
+        these ignore tools.
+        """
+        if guess and "chat_template.default" in self._chat_handlers and self.chat_handler is None:
+            self.chat_format = "chat_template.default"
+        ends = {"eos_token": self.token_eos(), "bos_token": self.token_bos()}
+        tokens = {
+            name: "" if token == -1 else self._model.token_get_text(token)
+            for name, token in ends.items()
+        }
+        tools = self.metadata.get("tokenizer.chat_template.tool_use")
+        for name in self._chat_handlers:
+            default = name == "chat_template.default"
+            self._chat_handlers[name] = ChatTemplate(
+                self.metadata["tokenizer.chat_template" if default else f"tokenizer.{name}"],
+                tools_template=tools if default else None,
+                stop_token_ids=[ends["eos_token"]],
+                **tokens,
+            ).to_chat_handler()
 
     def _limit_depth(self, model_path: str, most: int) -> None:
         """Draft at most as many tokens as the head can, with a warning if more were asked for."""
@@ -573,14 +610,17 @@ class MTPLlama(llama_cpp.Llama):
         """Evaluate tokens after those evaluated so far; ContextFullError if they do not fit."""
         self._sync_session()
         for batch in self._batches_of(tokens):
-            self.session.decode(batch, all_logits=self._logits_all)
-            at = self.n_tokens
-            self.input_ids[at : at + len(batch)] = batch
-            if self._logits_all:
-                for i in range(len(batch)):
-                    self._store_scores(at + i, i)
-            self.n_tokens += len(batch)
-            self._requires_eval = False
+            self._decode(batch, all_logits=self._logits_all)
+
+    def _decode(self, batch: Sequence[int], *, all_logits: bool) -> None:
+        self.session.decode(batch, all_logits=all_logits)
+        at = self.n_tokens
+        self.input_ids[at : at + len(batch)] = batch
+        if self._logits_all:
+            for i in range(len(batch)):
+                self._store_scores(at + i, i)
+        self.n_tokens += len(batch)
+        self._requires_eval = False
 
     def sample(self, *args: Any, **options: Any) -> int:
         """Sample a token after the last evaluated one, as llama_cpp.Llama.sample does.
@@ -606,8 +646,11 @@ class MTPLlama(llama_cpp.Llama):
     ) -> Any:
         """Answer a conversation as llama_cpp.Llama does.
 
-        max_completion_tokens: the name of `max_tokens` in OpenAI's API; NativeError if both are
-        given.
+        messages: as OpenAI's clients send them: arguments of tool calls as JSON text, null as the
+        content beside them. MessagesError names a message that is malformed or that the model's
+        chat template refuses. tool_choice: a function by name, or "required" with a single tool,
+        makes the answer a call of it. max_completion_tokens: the name of `max_tokens` in OpenAI's
+        API; NativeError if both are given.
         """
         if max_completion_tokens is not None:
             if options.get("max_tokens") is not None:
@@ -615,17 +658,60 @@ class MTPLlama(llama_cpp.Llama):
                     "max_completion_tokens: expected it or max_tokens, found both; leave out one"
                 )
             options["max_tokens"] = max_completion_tokens
-        return self._answer_chat(*args, **options)
+        if options.get("logprobs") and options.get("top_logprobs") is None:
+            options["top_logprobs"] = 0  # llama_cpp would ignore logprobs
+        call = None
+        if self.chat_handler is None and self.chat_format not in _CALLING_FORMATS:
+            call = forced_call(options.get("tools"), options.get("tool_choice"))
+        if call is None:
+            return self._answer_chat(*args, **options)
+        for other in ("grammar", "response_format"):
+            if options.get(other) is not None:
+                raise NativeError(f"tool_choice: expected no {other} beside a function, found one")
+        options["grammar"] = read_grammar(self, "tools", call.grammar())
+        del options["tool_choice"]  # llama_cpp's grammar is weaker, and it streams names repeatedly
+        answer: Any = self._answer_chat(*args, **options)
+        return call.stream(answer) if options.get("stream") else call.answer(answer)
 
     def _create_completion(
-        self, *args: Any, stopping_criteria: Any = None, **options: Any
+        self,
+        *args: Any,
+        max_tokens: int | None = 16,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stream: bool = False,
+        stopping_criteria: Any = None,
+        **options: Any,
     ) -> Generator[Any, None, None]:
-        criteria = llama_cpp.StoppingCriteriaList(
-            [lambda *_: self._model_lock.stopped, *(stopping_criteria or ())]
-        )
-        options["stopping_criteria"] = criteria
-        chunks = super()._create_completion(*args, **options)
-        return self._under_lease(cast("Generator[Any, Any, None]", chunks))
+        """Complete a prompt; a `max_tokens` of 0 evaluates it only, negative ones have no limit."""
+        if logprobs is not None and logprobs < 0:
+            raise NativeError(f"logprobs: expected 0 or more, found {logprobs}")
+        nothing = max_tokens == 0
+        criteria = [lambda *_: nothing or self._model_lock.stopped, *(stopping_criteria or ())]
+        record = None
+        if logprobs is not None and (self._logits_all or not self._plain):
+            record, logprobs = TokenLogprobs(logprobs, prompt=echo), None
+        options |= {
+            "max_tokens": 1 if nothing else max_tokens,
+            "logprobs": logprobs,  # llama_cpp says what a model without a session needs for them
+            "stream": stream,
+            "stopping_criteria": llama_cpp.StoppingCriteriaList(criteria),
+        }
+        chunks: Any = super()._create_completion(*args, **options)
+        prompt = args[0] if args else options["prompt"]
+        answer = Answer(self, prompt, record, echo=echo, nothing=nothing)
+        read = answer.stream(chunks) if stream else answer.whole(chunks)
+        return self._under_lease(self._recorded(record, read))
+
+    def _recorded(
+        self, record: TokenLogprobs | None, chunks: Generator[Any, None, None]
+    ) -> Generator[Any, None, None]:
+        """Collect log-probabilities in `record` while a completion is read."""
+        self._record = record
+        try:
+            yield from chunks
+        finally:
+            self._record = None
 
     def stop(self) -> None:
         """End the generation that another thread runs; without one, nothing happens.
@@ -731,6 +817,7 @@ class MTPLlama(llama_cpp.Llama):
             and logits_processor is None
             and grammar is None
             and not self._logits_all
+            and self._record is None
             and self._head is not None
             and self._head.draws
         )
@@ -738,9 +825,12 @@ class MTPLlama(llama_cpp.Llama):
             seed = secrets.randbits(64) if _is_random(self._seed) else self._seed
             self.session.set_sampling(temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
         # Python has to see each token before the next one is sampled, or has to store its scores.
-        stepwise = logits_processor is not None or self._logits_all
+        record = self._record
+        stepwise = logits_processor is not None or self._logits_all or record is not None
         try:
-            if reset:
+            if record is not None and record.wants_prompt:
+                self._eval_recorded(list(tokens), record)
+            elif reset:
                 self._eval_prompt(self._reuse_prefix(list(tokens)), keep=self._prompts.most > 0)
             else:
                 self._eval_prompt(tokens, keep=False)
@@ -1042,6 +1132,26 @@ class MTPLlama(llama_cpp.Llama):
             if self._model_lock.stopped:
                 return
 
+    def _eval_recorded(self, tokens: list[int], record: TokenLogprobs) -> None:
+        """Evaluate a prompt from its beginning and record the log-probabilities of its tokens."""
+        _check_text(tokens)
+        self._store_session()
+        self.reset()
+        if tokens:
+            record.begin_prompt(tokens[0])
+        most = max(LOGITS_BYTES // (4 * self._n_vocab), 1)
+        for start in range(0, len(tokens), most):
+            for batch in self._batches_of(tokens[start : start + most]):
+                at = self.n_tokens
+                self._decode(batch, all_logits=True)
+                following = tokens[at + 1 : at + 1 + len(batch)]
+                for first in range(0, len(following), ROWS):
+                    some = following[first : first + ROWS]
+                    rows = [self._logits(first + i) for i in range(len(some))]
+                    record.add_prompt(np.stack(rows), some)
+                if self._model_lock.stopped:
+                    return
+
     def _sample_on(
         self, greedy: bool, by_rejection: bool, stepwise: bool, failures: list[BaseException]
     ) -> Generator[int, None, None]:
@@ -1060,6 +1170,9 @@ class MTPLlama(llama_cpp.Llama):
             token = self._sample(-1)
         if failures:
             raise failures[0]
+        record = self._record
+        if record is not None:
+            record.add_generated(self._logits(-1), token)
         while True:
             self._origin = 0
             yield token
@@ -1092,6 +1205,8 @@ class MTPLlama(llama_cpp.Llama):
                     token = session.argmax(row) if greedy else self._sample(row)
                     if failures:
                         raise failures[0]
+                    if record is not None:
+                        record.add_generated(self._logits(row), token)
                     if accepted == len(drafts) or token != drafts[accepted]:
                         break
                     self._origin = session.origin(accepted + 1)
@@ -1110,9 +1225,27 @@ class MTPLlama(llama_cpp.Llama):
             token: int = sampler.sample(self._ctx, row)
         return token
 
-    def _store_scores(self, position: int, row: int) -> None:
+    def sample(self, *args: Any, idx: int | None = None, **options: Any) -> Any:
+        """Sample a token as llama_cpp.Llama does, whose methods run a model without a session."""
+        token = super().sample(*args, **{**options, "idx": idx})
+        record = self._record
+        if record is not None and self._plain and idx is not None:
+            if record.wants_prompt and not record.prompt:
+                ids = self.input_ids[: idx + 1].tolist()
+                record.begin_prompt(ids[0])
+                for at in range(0, idx, ROWS):
+                    some = slice(at, min(at + ROWS, idx))
+                    record.add_prompt(self.scores[some], ids[some.start + 1 : some.stop + 1])
+            record.add_generated(self.scores[idx], token)
+        return token
+
+    def _logits(self, row: int) -> NDArray[np.float32]:
+        """The logits of a row of the last batch, valid until the next one; -1 is the last row."""
         logits = llama_cpp.llama_get_logits_ith(self._ctx.ctx, row)
-        self.scores[position, :] = np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
+        return np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
+
+    def _store_scores(self, position: int, row: int) -> None:
+        self.scores[position, :] = self._logits(row)
 
     def _drop_unread(self) -> None:
         """After a generation, remove accepted tokens that were not read, if that is possible."""

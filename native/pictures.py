@@ -152,9 +152,9 @@ class Pictures:
 
 def has_pictures(messages: Sequence[dict[str, Any]]) -> bool:
     """Whether a conversation has pictures."""
-    contents = (message["content"] for message in messages)
-    parts = (part for content in contents if not isinstance(content, str) for part in content)
-    return any(part["type"] == "image_url" for part in parts)
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return any(part.get("type") == "image_url" for part in parts)
 
 
 _errors: list[str] = []  # that mtmd has logged

@@ -226,6 +226,11 @@ class TestRefusals:
         check_refusal(done.exit_code, done.stderr, code=USAGE)
         assert "Value error" not in done.stderr  # the words of a library
 
+    def test_serving_at_depth_0_is_no_draft(self, model: Path) -> None:
+        for depth, words in (("0", ("--no-draft",)), ("x", ("a number from 1, or auto",))):
+            done = invoke("serve", model, "--depth", depth)
+            check_refusal(done.exit_code, done.stderr, *words, f"found '{depth}'", code=USAGE)
+
     def test_as_json_too(self, model: Path, tmp_path: Path) -> None:
         for arguments, code in (
             (("generate", model, "--json", "-p", "x", "--depth", "x"), USAGE),

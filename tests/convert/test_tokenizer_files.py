@@ -214,7 +214,6 @@ class TestRoles:
             ({"added_tokens_decoder": {"x": {}}}, ("added_tokens_decoder", "tokens by id")),
             ({"added_tokens_decoder": {"922": {"content": "a", "lstrip": 1}}}, ("922", "a token")),
             ({"added_tokens_decoder": {"950": "<late>"}}, ("'<late>'", "expected id 922", "950")),
-            ({"chat_template": [{"name": "default"}]}, ("chat_template", "names and templates")),
         ],
     )
     def test_invalid_settings(
@@ -304,26 +303,3 @@ class TestVocabularyAndMerges:
         edit_json(older / "tokenizer_config.json", lambda c: c.pop("added_tokens_decoder"))
         (older / file).write_text(text, encoding="utf-8")
         refuse(older, output, *words)
-
-
-class TestTemplates:
-    def test_for_several_purposes(self, broken: Path, output: Path) -> None:
-        others = broken / "additional_chat_templates"
-        others.mkdir()
-        (others / "tool use.jinja").write_text("{{ tools }}", encoding="utf-8")
-        (others / "rag.jinja").write_text("{{ rag }}", encoding="utf-8")
-        converted(broken, output / "x.gguf", "--quant", "F16")
-        found = section(output / "x.gguf")
-        assert found["tokenizer.chat_templates"] == ["rag", "tool_use"]
-        assert found["tokenizer.chat_template.tool_use"] == "{{ tools }}"
-        assert "messages" in found["tokenizer.chat_template"]
-
-    def test_that_is_no_text(self, broken: Path, output: Path) -> None:
-        (broken / "chat_template.jinja").write_bytes(b"\xff\xfe")
-        refuse(broken, output, "chat_template.jinja", "UTF-8")
-
-    def test_in_json(self, broken: Path, output: Path) -> None:
-        (broken / "chat_template.jinja").unlink()
-        (broken / "chat_template.json").write_text('{"chat_template": "x"}', encoding="utf-8")
-        converted(broken, output / "x.gguf", "--quant", "F16")
-        assert value_of(output / "x.gguf", "tokenizer.chat_template") == "x"

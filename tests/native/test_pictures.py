@@ -102,6 +102,15 @@ def test_the_text_is_the_same(depth: Any, folder: Path, expected: list[str]) -> 
     assert len(set(expected)) == len(CHATS)
 
 
+def test_log_probabilities_of_the_answer(folder: Path, expected: list[str]) -> None:
+    """A picture's places, which no token has, are no text of the prompt."""
+    with load(folder, depth=3) as llm:
+        said: Any = llm.create_chat_completion(CHATS[0], logprobs=True, **GREEDY)
+    choice = said["choices"][0]
+    assert choice["message"]["content"] == expected[0]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == expected[0]
+
+
 @pytest.mark.parametrize("rollback", ["checkpoint", "two-phase", "host"])
 def test_every_rollback(rollback: str, folder: Path, expected: list[str]) -> None:
     with load(folder, depth=3, rollback=rollback) as llm:

@@ -29,6 +29,46 @@ SCHEMA = {
 }
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+USER: dict[str, Any] = {"role": "user", "content": PROMPT}
+# Requests that are the client's mistake; llama_cpp.Llama has 500 for them, or crashes.
+MISTAKES: list[tuple[str, dict[str, Any]]] = [
+    ("chat/completions", {"messages": []}),
+    ("chat/completions", {"messages": [{"content": "x"}]}),
+    ("chat/completions", {"messages": [USER], "tools": [{}]}),
+    ("chat/completions", {"messages": [USER], "response_format": {"type": "prose"}}),
+    (
+        "chat/completions",
+        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+    ),
+    (
+        "chat/completions",
+        {
+            "messages": [USER],
+            "response_format": {"type": "json_object", "schema": {"type": "object", "not": {}}},
+        },
+    ),
+    (
+        "chat/completions",
+        {
+            "messages": [USER],
+            "tools": [TOOL],
+            "tool_choice": {"type": "function", "function": {"name": "g"}},
+        },
+    ),
+    ("completions", {"prompt": PROMPT, "grammar": "root ::= other"}),
+    ("completions", {"prompt": ""}),
+]
+
+
+def mistake(response: Any) -> tuple[int, str, str, str]:
+    """The status, and what the error names, begins with and is."""
+    error = response.json()["error"]
+    return response.status_code, error["param"], error["message"].split(":")[0], error["type"]
+
+
 def answers(path: Path, llama: type) -> dict[str, Any]:
     """What a client is told, request by request; texts and reasons alone, which do not vary."""
     from llama_cpp.server.app import create_app  # noqa: PLC0415  (slow)
@@ -76,6 +116,12 @@ def answers(path: Path, llama: type) -> dict[str, Any]:
         bad = client.post("/v1/completions", json={"prompt": PROMPT * 200, "max_tokens": 4})
         out["too long"] = bad.status_code, "context window" in bad.text
         post("after", "completions", prompt=PROMPT)
+        if issubclass(llama, MTPLlama):
+            out["mistakes"] = [mistake(client.post(f"/v1/{r}", json=b)) for r, b in MISTAKES]
+            forced = {"messages": messages, "tools": [TOOL], "tool_choice": NAMED}
+            post("forced", "chat/completions", **forced)
+            post("after mistakes", "completions", prompt=PROMPT)
+            assert out["after mistakes"] == out["after"]
     return out
 
 
@@ -100,6 +146,21 @@ def test_clients_are_told_the_same(dial: Dial) -> None:
         assert got["logprobs"]["token_logprobs"] == pytest.approx(
             want["logprobs"]["token_logprobs"], abs=0.05
         )
+    invalid = "invalid_request_error"
+    assert ours["mistakes"] == [
+        (400, "messages", "messages", invalid),
+        (400, "messages", "messages[0]", invalid),
+        (400, "tools", "tools[0]", invalid),
+        (400, "response_format", "response_format", invalid),
+        (400, "messages", "messages[1].tool_calls[0].function.arguments", invalid),
+        (400, "response_format", "the JSON schema at #", invalid),
+        (400, "tool_choice", "tool_choice", invalid),
+        (400, "grammar", "grammar", invalid),
+        (400, "prompt", "prompt", invalid),
+    ]
+    (call,) = ours["forced"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "f"
+    check(call["function"]["arguments"], SCHEMA)
     check(ours["schema"][0]["message"]["content"], SCHEMA)  # theirs ignores the bounds
     assert loaded[0].mtp_stats.tokens_per_cycle > 1.2  # drafts were accepted on the way
     loaded[0].close()

@@ -166,6 +166,14 @@ def _(source: Path, target: Path) -> None:
     save(load(source, quantization_config=config), source, target)
 
 
+@row("bitsandbytes, dequantize and save_pretrained")
+def _(source: Path, target: Path) -> None:
+    """The way to 16 bits that a refusal names."""
+    quantized = target.parent / "quantized"
+    MAKERS["bitsandbytes, 4 bits"](source, quantized)
+    save(load(quantized).dequantize(), source, target)
+
+
 @row("HQQ, save_quantized")
 def _(source: Path, target: Path) -> None:
     """The package's own way to save; transformers 5 has no other."""

@@ -56,6 +56,7 @@ ROWS = (
     Row("torchao 0.18", "TorchAoConfig, int8", "torchao"),
     Row("bitsandbytes 0.50", "bitsandbytes, 4 bits", "bitsandbytes"),
     Row("bitsandbytes 0.50", "bitsandbytes, 8 bits", "bitsandbytes"),
+    Row("bitsandbytes 0.50", "bitsandbytes, dequantize and save_pretrained"),
     Row("hqq 0.2.8", "HQQ, save_quantized", "HQQ"),
     Row("Optimum Quanto 0.2.7", "Quanto, int8", "Quanto"),
     Row("gguf 0.19", "gguf-new-metadata"),
