@@ -622,10 +622,11 @@ class MTPLlama(llama_cpp.Llama):
         self.n_tokens += len(batch)
         self._requires_eval = False
 
-    def sample(self, *args: Any, **options: Any) -> int:
+    def sample(self, *args: Any, idx: int | None = None, **options: Any) -> Any:
         """Sample a token after the last evaluated one, as llama_cpp.Llama.sample does.
 
-        NativeError if its logits are not there, as after `load_state` or `generate`.
+        NativeError if its logits are not there, as after `load_state` or `generate`. llama_cpp's
+        methods, which run a model without a session, call this, too.
         """
         with self._model_lock.hold():
             self._check_open()
@@ -634,7 +635,9 @@ class MTPLlama(llama_cpp.Llama):
                     "sample: expected the logits of the last token, which a loaded state, `reset` "
                     "and `generate` do not leave, found none; call eval first"
                 )
-            token: int = super().sample(*args, **options)
+            token = super().sample(*args, **{**options, "idx": idx})
+            if self._record is not None and self._plain and idx is not None:
+                self._record_scores(self._record, idx, token)
             return token
 
     embed = _exclusive(llama_cpp.Llama.embed)
@@ -1225,19 +1228,15 @@ class MTPLlama(llama_cpp.Llama):
             token: int = sampler.sample(self._ctx, row)
         return token
 
-    def sample(self, *args: Any, idx: int | None = None, **options: Any) -> Any:
-        """Sample a token as llama_cpp.Llama does, whose methods run a model without a session."""
-        token = super().sample(*args, **{**options, "idx": idx})
-        record = self._record
-        if record is not None and self._plain and idx is not None:
-            if record.wants_prompt and not record.prompt:
-                ids = self.input_ids[: idx + 1].tolist()
-                record.begin_prompt(ids[0])
-                for at in range(0, idx, ROWS):
-                    some = slice(at, min(at + ROWS, idx))
-                    record.add_prompt(self.scores[some], ids[some.start + 1 : some.stop + 1])
-            record.add_generated(self.scores[idx], token)
-        return token
+    def _record_scores(self, record: TokenLogprobs, at: int, token: int) -> None:
+        """Record a token that follows position `at` of a model without a session."""
+        if record.wants_prompt and not record.prompt:
+            ids = self.input_ids[: at + 1].tolist()
+            record.begin_prompt(ids[0])
+            for first in range(0, at, ROWS):
+                some = slice(first, min(first + ROWS, at))
+                record.add_prompt(self.scores[some], ids[some.start + 1 : some.stop + 1])
+        record.add_generated(self.scores[at], token)
 
     def _logits(self, row: int) -> NDArray[np.float32]:
         """The logits of a row of the last batch, valid until the next one; -1 is the last row."""
