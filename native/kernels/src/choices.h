@@ -41,7 +41,7 @@ private:
 
 // Has a candidate compute the small case that is being proved, while it lives.
 struct forced_candidate {
-    explicit forced_candidate(const candidate * of);
+    void choose(const candidate * of) const;
     ~forced_candidate();
 };
 

@@ -152,7 +152,8 @@ double difference(const ggml_tensor * expected, const std::vector<char> & found)
 
 }  // namespace
 
-double compare_with_ggml(const operation & operation, const ggml_tensor * op, int n_threads, std::vector<char> & found) {
+double compare_with_ggml(const operation & operation, const ggml_tensor * op, int n_threads, std::vector<std::vector<char>> & results,
+                         const std::function<void(size_t)> & choose) {
     const small_case small = case_of(operation, op);
     size_t size = ggml().graph_overhead() + 64;
     const auto add_size = [&size](const small_case::tensor & t) {
@@ -189,18 +190,20 @@ double compare_with_ggml(const operation & operation, const ggml_tensor * op, in
     ggml().build_forward_expand(graph, ggml().rms_norm(context, other, 0.0f));
 
     const size_t bytes = ggml().row_size(small.result.type, small.result.ne[0]) * rows_of(result);
-    candidate_computed = false;
-    tried.store(result);
-    memset(result->data, 0, bytes);  // what an operation does not write stays equal
-    bool computed = compute_graph(graph, n_threads);
-    tried.store(nullptr);
-    found.assign((const char *) result->data, (const char *) result->data + bytes);
-
+    for (size_t i = 0; i < results.size(); i++) {
+        choose(i);
+        candidate_computed = false;
+        tried.store(result);
+        memset(result->data, 0, bytes);  // what an operation does not write stays equal
+        const bool computed = compute_graph(graph, n_threads) && candidate_computed;
+        tried.store(nullptr);
+        results[i].assign((const char *) result->data, (const char *) result->data + (computed ? bytes : 0));
+    }
     reference.store(result);
     memset(result->data, 0, bytes);
-    computed = compute_graph(graph, n_threads) && computed;
+    const bool computed = compute_graph(graph, n_threads);
     reference.store(nullptr);
-    return computed && candidate_computed ? difference(result, found) : -1;
+    return computed && (bytes == 0 || !results[0].empty()) ? difference(result, results[0]) : -1;
 }
 
 void tell_failure(const std::string & line) {
@@ -250,7 +253,7 @@ void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
     double apart = -1;
     in_proof = true;
     try {
-        std::vector<char> result;
+        std::vector<std::vector<char>> result(1);
         apart = operation.try_out ? operation.try_out(operation, op, n_threads)
                                   : compare_with_ggml(operation, op, n_threads, result);
     } catch (const std::bad_alloc &) {

@@ -4,6 +4,7 @@
 
 #include "operation.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,8 +31,10 @@ small_context make_context(size_t size);
 bool compute_graph(ggml_cgraph * graph, int n_threads);
 
 // How much the kernels' result of a small case differs from ggml's: the mean squared difference over the mean square; negative
-// if it could not be found out. found: the bytes of the kernels' result.
-double compare_with_ggml(const operation & operation, const ggml_tensor * op, int n_threads, std::vector<char> & found);
+// if it could not be found out. The kernels compute it once for each of `results`, after choose(i); these are the bytes, none
+// where they did not compute it. The first is the one that is compared.
+double compare_with_ggml(const operation & operation, const ggml_tensor * op, int n_threads, std::vector<std::vector<char>> & results,
+                         const std::function<void(size_t)> & choose = [](size_t) {});
 
 // Adds a sentence to `failures`, which goes to the standard error stream, too.
 void tell_failure(const std::string & line);
