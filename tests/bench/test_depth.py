@@ -29,6 +29,8 @@ TOKENS = 512
 OF_THE_BEST = 0.97
 OF_THE_BEST_IN_NOISE = 0.93
 AFTER_A_SWITCH = 50  # tokens
+NEVER_RIGHT = 0.99  # of plain decoding
+FOUND_AGAIN = 200  # tokens, at most; 20 to 45 on average
 GPU_REACHED = 0.95  # of the best depth's speed, once it is found
 SHARED = 0.94  # of the best that several sequences can do together
 
@@ -54,6 +56,18 @@ def test_at_zero_acceptance_it_is_no_slower_than_plain_decoding(curve: Curve) ->
     for seed in SEEDS:
         run = list(play(curve, lambda _: 0.0, seed, TOKENS))
         assert rate(run) / plain > OF_THE_BEST - 0.005  # the bar holds for the mean, see above
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_a_head_that_is_never_right_costs_nothing_once_that_is_known(curve: Curve) -> None:
+    """And if it is right after all, it drafts again."""
+    plain = 1 / curve.verify[0]
+    for seed in SEEDS:
+        run = list(play(curve, lambda at: 0.0 if at < 1000 else 0.9, seed, 1000 + FOUND_AGAIN))
+        known = [cycle for cycle in run if 200 <= cycle.at < 1000]
+        assert rate(known) / plain > NEVER_RIGHT
+        assert any(cycle.verified for cycle in run if cycle.at >= 1000)
 
 
 @pytest.mark.sample(2)

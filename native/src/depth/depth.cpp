@@ -13,6 +13,7 @@ namespace {
 // The source of each number is docs/decisions.md, "The constants of depth auto".
 
 constexpr double kProbeShare = 0.015;   // share of the time spent on probes
+constexpr double kHopeless = 16;        // drafts of which none was right, after which probes get an eighth of that
 constexpr double kTrialShare = 0.003;   // share of the time spent on trials
 constexpr double kTrialChance = 0.5;    // acceptance of the first draft from which trials are made
 constexpr double kTrialSlack = 1.4;     // times the shortest possible time that a trial of free drafts may take
@@ -73,25 +74,35 @@ void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double *
     }
 }
 
+Depth::Bucket Depth::all_drafts() const {
+    Bucket all;
+    for (const Bucket & bucket : buckets_) {
+        all.right += bucket.right;
+        all.wrong += bucket.wrong;
+    }
+    return all;
+}
+
+// A head that was never right, such as that of another model, is hardly probed any more.
+double Depth::probe_share() const {
+    const Bucket all = all_drafts();
+    return all.right == 0 && all.wrong >= kHopeless ? kProbeShare / 8 : kProbeShare;
+}
+
 // Updates an acceptance probability with the head's own probability by Bayes' rule: the odds are
 // multiplied by how much more often accepted drafts have such a probability than rejected ones.
 double Depth::sharpen(double chance, float probability) const {
-    double right = 0;
-    double wrong = 0;
-    for (const Bucket & bucket : buckets_) {
-        right += bucket.right;
-        wrong += bucket.wrong;
-    }
-    if (right + wrong == 0) {
+    const Bucket all = all_drafts();
+    if (all.right + all.wrong == 0) {
         return chance;
     }
     const Bucket & bucket = buckets_[size_t(bucket_of(probability))];
-    const double share = (bucket.right + bucket.wrong) / (right + wrong);
+    const double share = (bucket.right + bucket.wrong) / (all.right + all.wrong);
     if (share == 0) {
         return chance;
     }
-    const double if_right = (bucket.right + kEvidenceWeight * share) / (right + kEvidenceWeight);
-    const double if_wrong = (bucket.wrong + kEvidenceWeight * share) / (wrong + kEvidenceWeight);
+    const double if_right = (bucket.right + kEvidenceWeight * share) / (all.right + kEvidenceWeight);
+    const double if_wrong = (bucket.wrong + kEvidenceWeight * share) / (all.wrong + kEvidenceWeight);
     const double odds = chance / (1 - chance) * if_right / if_wrong;
     return odds / (1 + odds);
 }
@@ -300,7 +311,7 @@ void Depth::report(const mtp_cycle_outcome & o) {
     was_right_ = (probe_ || trial_) && (o.n_accepted > 0 || last > 0.5);
     const double plain_ms = cycle_ms(0, 1, 0);
     const double probe_cost = probe_ ? std::min(draft_ms(1) / plain_ms, kMostDebt) : 0; // limited as in pay_trials
-    probe_debt_ = std::max(0.0, probe_debt_ + probe_cost - kProbeShare * (o.n_accepted + 1));
+    probe_debt_ = std::max(0.0, probe_debt_ + probe_cost - probe_share() * (o.n_accepted + 1));
     pay_trials(trial_ ? (draft_ms(1) + verify_ms(2)) / plain_ms - (o.n_accepted + 1) : 0, 1, o.n_accepted + 1);
 }
 

@@ -87,6 +87,8 @@ private:
         double wrong = 0;
     };
 
+    Bucket all_drafts() const;
+    double probe_share() const;
     double sharpen(double chance, float probability) const;
     double verify_ms(int32_t rows, int32_t trials = 0) const;
     double draft_ms(int32_t depth) const;
