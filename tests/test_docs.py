@@ -191,6 +191,7 @@ OTHERS = {
     "docs/make_tensors.py": "--write",
     "git": "--amend --autosquash --fixup",
     "llama-gguf-split": "--split",
+    "lm_eval": "--batch_size --model_args --tasks",
     "pip": "--find-links --force-reinstall --no-binary --no-build-isolation --no-cache-dir",
     "pip install": "--no-deps --no-index",
 }
