@@ -26,7 +26,7 @@ namespace mtp {
 
 namespace {
 
-constexpr size_t most_stretch = 512 << 10, least_stretch = 64 << 10;  // bytes that are timed together
+constexpr size_t most_stretch = 512 << 10, least_stretch = 32 << 10;  // bytes that are timed together
 constexpr int n_samples = 64;  // of each candidate, in the end
 // After so many samples of each candidate, those are left out that take so many times as long as the fastest one.
 constexpr struct { int samples; float times; } rounds[] = { { 8, 1.25f }, { 16, 1.12f }, { 32, 1.06f } };
