@@ -23,6 +23,7 @@ def fields(header: SessionHeader) -> dict[str, Any]:
         "tokens": header.n_tokens,
         "identity": header.identity,
         "extra": sorted(header.extra),
+        "owner": header.owner,
         "earlier": list(header.earlier),
         "sections": [asdict(section) for section in header.sections],
     }
@@ -32,10 +33,11 @@ def lines(header: SessionHeader) -> Iterator[str]:
     """Yield the report."""
     yield f"{header.path}: a session of {header.n_tokens} tokens, {human_bytes(header.nbytes)}"
     for name, value in header.identity.items():
-        yield printable(f"{name}: {value if isinstance(value, str) else repr(value)}")
-    lengths = iter(header.earlier)
+        yield printable(f"{name}: {value}")
+    if header.owner:
+        yield f"owner: {header.owner:016x}"
     for section in header.sections:
-        of = f" ({next(lengths)} tokens)" if section.name == EARLIER else ""
+        of = f" ({section.n_tokens} tokens)" if section.name == EARLIER else ""
         yield (
             f"{section.name}{of}: {human_bytes(section.nbytes)} @ {section.offset}, "
             f"checksum {section.checksum:08x} holds"

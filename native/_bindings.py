@@ -14,6 +14,7 @@ from ctypes import (
     c_int32,
     c_int64,
     c_size_t,
+    c_uint32,
     c_uint64,
     c_void_p,
 )
@@ -29,7 +30,7 @@ from .errors import (
 )
 from .layouts import UNDERSTOOD
 
-API_VERSION = 8
+API_VERSION = 9
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 
@@ -199,6 +200,39 @@ class CheckpointInfo(ctypes.Structure):
         ("bytes", c_int64),
         ("written_bytes", c_int64),
     )
+
+
+class SessionFileInfo(ctypes.Structure):
+    """mtp_session_file_info."""
+
+    _fields_ = (
+        ("nbytes", c_uint64),
+        ("owner", c_uint64),
+        ("program", c_int32),
+        ("n_tokens", c_int32),
+        ("n_sections", c_int32),
+        ("n_fields", c_int32),
+        ("extra", c_void_p),
+        ("n_extra", c_size_t),
+    )
+
+
+class SessionSection(ctypes.Structure):
+    """mtp_session_section."""
+
+    _fields_ = (
+        ("name", c_char_p),
+        ("offset", c_uint64),
+        ("nbytes", c_uint64),
+        ("checksum", c_uint32),
+        ("n_tokens", c_int32),
+    )
+
+
+class SessionField(ctypes.Structure):
+    """mtp_session_field."""
+
+    _fields_ = (("name", c_char_p), ("value", c_char_p))
 
 
 @cache
@@ -464,6 +498,42 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_checkpoint_borrow(const void * data, size_t n, mtp_checkpoint ** out);
     lib.mtp_checkpoint_borrow.restype = c_int32
     lib.mtp_checkpoint_borrow.argtypes = [c_void_p, c_size_t, POINTER(c_void_p)]
+
+    # mtp_status mtp_session_file_open(const char * path, mtp_session_file ** out);
+    lib.mtp_session_file_open.restype = c_int32
+    lib.mtp_session_file_open.argtypes = [c_char_p, POINTER(c_void_p)]
+    # void mtp_session_file_close(mtp_session_file * file);
+    lib.mtp_session_file_close.restype = None
+    lib.mtp_session_file_close.argtypes = [c_void_p]
+    # mtp_status mtp_session_file_get_info(const mtp_session_file * file,
+    #     mtp_session_file_info * out);
+    lib.mtp_session_file_get_info.restype = c_int32
+    lib.mtp_session_file_get_info.argtypes = [c_void_p, POINTER(SessionFileInfo)]
+    # mtp_status mtp_session_file_get_section(const mtp_session_file * file, int32_t i,
+    #     mtp_session_section * out);
+    lib.mtp_session_file_get_section.restype = c_int32
+    lib.mtp_session_file_get_section.argtypes = [c_void_p, c_int32, POINTER(SessionSection)]
+    # mtp_status mtp_session_file_get_field(const mtp_session_file * file, int32_t i,
+    #     mtp_session_field * out);
+    lib.mtp_session_file_get_field.restype = c_int32
+    lib.mtp_session_file_get_field.argtypes = [c_void_p, c_int32, POINTER(SessionField)]
+    # mtp_status mtp_session_file_read(const mtp_session_file * file, int32_t i, void * out,
+    #     size_t n);
+    lib.mtp_session_file_read.restype = c_int32
+    lib.mtp_session_file_read.argtypes = [c_void_p, c_int32, c_void_p, c_size_t]
+    # mtp_status mtp_session_file_header(const char * path, const mtp_session_file_info * info,
+    #     mtp_session_section * sections, const mtp_session_field * fields, void * out, size_t n,
+    #     size_t * out_n);
+    lib.mtp_session_file_header.restype = c_int32
+    lib.mtp_session_file_header.argtypes = [
+        c_char_p,
+        POINTER(SessionFileInfo),
+        POINTER(SessionSection),
+        POINTER(SessionField),
+        c_void_p,
+        c_size_t,
+        POINTER(c_size_t),
+    ]
 
     # mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out);
     lib.mtp_depth_new.restype = c_int32

@@ -1,7 +1,7 @@
 """A folder of session files, bounded in size, which several processes may share.
 
 A file is written under a hidden name and renamed, and may vanish at any moment. Its modification
-time says when it was last used. Nothing here needs llama.cpp.
+time says when it was last used.
 """
 
 import hashlib
@@ -100,7 +100,7 @@ class SessionFolder:
         self,
         tokens: NDArray[np.int32],
         checkpoint: bytes | NDArray[np.uint8],
-        identity: Mapping[str, Any],
+        identity: Mapping[str, str],
         earlier: Mapping[int, NDArray[np.uint8]] | None = None,
     ) -> Path | None:
         """Write a session, after room is made for it; None if it is larger than the folder may be.
@@ -130,7 +130,7 @@ class SessionFolder:
             if fd >= 0:
                 os.close(fd)
 
-    def has(self, tokens: NDArray[np.int32], identity: Mapping[str, Any]) -> bool:
+    def has(self, tokens: NDArray[np.int32], identity: Mapping[str, str]) -> bool:
         """Whether there is a session of exactly these tokens, which is then noted as used."""
         path = self._path(tokens, identity)
         try:
@@ -140,7 +140,7 @@ class SessionFolder:
         self.used(path)
         return True
 
-    def remove_prefixes(self, tokens: NDArray[np.int32], identity: Mapping[str, Any]) -> None:
+    def remove_prefixes(self, tokens: NDArray[np.int32], identity: Mapping[str, str]) -> None:
         """Remove the sessions of the same model that hold only a beginning of these tokens."""
         for path in self._sessions():
             with suppress(MtpGgufError, OSError):
@@ -150,7 +150,7 @@ class SessionFolder:
                 if found is not None and shared_length(tokens, found[1]) == len(found[1]):
                     path.unlink()
 
-    def _path(self, tokens: NDArray[np.int32], identity: Mapping[str, Any]) -> Path:
+    def _path(self, tokens: NDArray[np.int32], identity: Mapping[str, str]) -> Path:
         name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
         name.update(np.ascontiguousarray(tokens, "<i4").tobytes())
         return self.path / f"{name.hexdigest()[:32]}{SUFFIX}"

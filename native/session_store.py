@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
@@ -46,7 +46,7 @@ class SessionStore:
 
     def __init__(self, llm: MTPLlama, folder: SessionFolder) -> None:
         self._folder = folder
-        self._identity: dict[str, Any] = identity_of(llm)
+        self._identity = identity_of(llm)
         self._writable = True
         self.windowed = is_windowed(llm)
         self._whole = continues_from_end_only(llm)

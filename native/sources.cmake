@@ -9,6 +9,8 @@ set(MTP_HEAD_SOURCES
     src/error.cpp
     src/file_map.cpp
     src/sequence_state.cpp
+    src/session_file.cpp
+    src/session_file_api.cpp
     src/depth/acceptance.cpp
     src/depth/costs.cpp
     src/depth/depth.cpp

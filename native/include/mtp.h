@@ -33,7 +33,7 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 8
+#define MTP_API_VERSION 9
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -520,6 +520,56 @@ MTP_API mtp_status mtp_checkpoint_read(const void * data, size_t n, mtp_checkpoi
 /* As mtp_checkpoint_read, without a copy of the large parts: `data` must stay as it is until the checkpoint is
  * freed. */
 MTP_API mtp_status mtp_checkpoint_borrow(const void * data, size_t n, mtp_checkpoint ** out);
+
+/* ---- session files ----
+ *
+ * Files that hold a session: its tokens, its checkpoints, and what it has in common with the model that
+ * continues it. src/session_file.h describes the bytes. */
+
+typedef struct mtp_session_file mtp_session_file; /* an open file, whose header is valid */
+
+typedef struct mtp_session_file_info {
+    uint64_t     nbytes; /* of the file */
+    uint64_t     owner;  /* the conversation's owner in llama-server; 0: everybody's */
+    int32_t      program; /* 1: MTPLlama, 2: llama-server */
+    int32_t      n_tokens;
+    int32_t      n_sections;
+    int32_t      n_fields; /* of the identity */
+    const void * extra; /* bytes of the program's own */
+    size_t       n_extra;
+} mtp_session_file_info;
+
+typedef struct mtp_session_section {
+    const char * name; /* "tokens", "checkpoint" or "slot", "earlier" */
+    uint64_t     offset;
+    uint64_t     nbytes;
+    uint32_t     checksum; /* the CRC-32 of its bytes */
+    int32_t      n_tokens; /* that it belongs to; fewer than the file has if it is earlier */
+} mtp_session_section;
+
+typedef struct mtp_session_field {
+    const char * name;
+    const char * value;
+} mtp_session_field;
+
+/* Opens a file and validates its header. MTP_ERROR_FILE: it cannot be read; MTP_ERROR_FORMAT names the first fault. */
+MTP_API mtp_status mtp_session_file_open(const char * path, mtp_session_file ** out);
+MTP_API void       mtp_session_file_close(mtp_session_file * file);
+
+/* The strings and bytes that these return stay valid until the file is closed. */
+MTP_API mtp_status mtp_session_file_get_info(const mtp_session_file * file, mtp_session_file_info * out);
+MTP_API mtp_status mtp_session_file_get_section(const mtp_session_file * file, int32_t i, mtp_session_section * out);
+MTP_API mtp_status mtp_session_file_get_field(const mtp_session_file * file, int32_t i, mtp_session_field * out);
+
+/* Reads a section; n: its nbytes. out: NULL, with n = 0, only checks it. MTP_ERROR_FORMAT: its checksum does not hold. */
+MTP_API mtp_status mtp_session_file_read(const mtp_session_file * file, int32_t i, void * out, size_t n);
+
+/* Stores the bytes of a header at `out`, [n], of which there are *out_n, and in `sections` the offsets that belong to it.
+ * The nbytes and names that are passed do not matter. out: NULL to learn the number. MTP_ERROR_ARGUMENT, which begins with
+ * `path`, if a reader would refuse them. */
+MTP_API mtp_status mtp_session_file_header(const char * path, const mtp_session_file_info * info,
+                                           mtp_session_section * sections, const mtp_session_field * fields, void * out,
+                                           size_t n, size_t * out_n);
 
 /* ---- draft depth ----
  *

@@ -1,11 +1,13 @@
 #pragma once
-// Conversations of llama-server as files of a folder (--session-dir): what its prompt cache keeps of one in memory, in the
-// container that docs/sessions.md describes, with the section `slot` in place of `checkpoint`. patches/ includes this file
-// in tools/server. Several servers may share a folder; each file is written under another name and renamed.
+// Conversations of llama-server as files of a folder (--session-dir): what its prompt cache keeps of one in memory, in session
+// files (../src/session_file.h). patches/ includes this file in tools/server. Several servers may share a folder; each file is
+// written under another name and renamed.
 //
-// The section `tokens` has server_tokens::serialize(); slot_state.h describes `slot`. With several API keys, the field `owner`
-// of `extra` tells whose conversation it is (api_key.h), as 16 hexadecimal digits.
+// The section `tokens` has server_tokens::serialize(); slot_state.h describes `slot`. With several API keys, the header's owner
+// is the one whose conversation it is (api_key.h).
 
+#include "../include/mtp.h"
+#include "../src/crc32.h"
 #include "../src/fingerprint.h"
 #include "server-task.h"
 #include "slot_state.h"
@@ -38,11 +40,55 @@
 
 namespace mtp {
 
+// The names and values of what a session has in common with the server that continues it.
+using SessionIdentity = std::vector<std::pair<std::string, std::string>>;
+
+// A session file, through mtp.h: what that refuses is thrown with its sentence.
+class SessionFile {
+public:
+    explicit SessionFile(const std::filesystem::path & path) {
+        check(mtp_session_file_open(path.u8string().c_str(), &file_));
+        mtp_session_file_get_info(file_, &info_);
+    }
+    ~SessionFile() { mtp_session_file_close(file_); }
+    SessionFile(const SessionFile &) = delete;
+
+    static void check(mtp_status status) {
+        if (status != MTP_OK) {
+            throw std::runtime_error(mtp_last_error());
+        }
+    }
+
+    const mtp_session_file_info & info() const { return info_; }
+
+    SessionIdentity identity() const {
+        SessionIdentity found;
+        for (int32_t i = 0; i < info_.n_fields; i++) {
+            mtp_session_field field = {};
+            check(mtp_session_file_get_field(file_, i, &field));
+            found.emplace_back(field.name, field.value);
+        }
+        return found;
+    }
+
+    std::vector<uint8_t> read(int32_t i) const {
+        mtp_session_section section = {};
+        check(mtp_session_file_get_section(file_, i, &section));
+        std::vector<uint8_t> data(section.nbytes);
+        check(mtp_session_file_read(file_, i, data.data(), data.size()));
+        return data;
+    }
+
+private:
+    mtp_session_file *    file_ = nullptr;
+    mtp_session_file_info info_ = {};
+};
+
 class SessionFolder {
 public:
     // The folder of --session-dir, of up to --session-size MiB. Throws if it cannot be created, or if other options exclude it.
     SessionFolder(const common_params & params, llama_context * ctx, bool has_media)
-        : folder_(std::filesystem::u8path(params.session_dir)), limit_((uint64_t) params.session_size << 20), identity_(identity_of(params).dump()),
+        : folder_(std::filesystem::u8path(params.session_dir)), limit_((uint64_t) params.session_size << 20), identity_(identity_of(params)),
           ctx_(ctx), n_ctx_(llama_n_ctx_seq(ctx)), has_media_(has_media) {
         if (params.cache_ram_mib == 0) {
             throw std::runtime_error("sessions come from the prompt cache in memory, which --cache-ram 0 switches off");
@@ -184,9 +230,7 @@ private:
     static constexpr int64_t copy_share   = 50;        // times the time of a copy until the next one
     static constexpr int64_t write_share  = 150;       // times the CPU time of writing a piece until the next one
     static constexpr size_t  piece_size   = 1 << 20;
-    static constexpr size_t alignment    = 64;
-    static constexpr size_t prefix_size  = 32;
-    static constexpr char   magic[8]     = { 'm', 't', 'p', 's', 'e', 's', 's', 0 };
+    static constexpr int32_t program      = 2; // of mtp_session_file_info
 
     struct Known {
         std::filesystem::file_time_type time;
@@ -200,24 +244,15 @@ private:
         size_t  n_saved  = 0; // of them, in a file or about to be
     };
 
-    struct Section {
-        uint64_t offset;
-        uint64_t nbytes;
-        uint32_t checksum;
-    };
-
-    struct Header {
-        std::string identity; // as JSON
-        uint64_t    owner;
-        int64_t     n_tokens;
-        Section     tokens, slot;
-    };
-
     // What must be equal for a session to fit: the files, by their sizes and samples of their bytes, and what states depend on.
-    static json identity_of(const common_params & params) {
-        const auto file = [](const std::string & path) {
+    static SessionIdentity identity_of(const common_params & params) {
+        SessionIdentity identity;
+        const auto add = [&](const std::string & name, const std::string & value) {
+            identity.emplace_back(printable(name, 255), printable(value, 4095));
+        };
+        const auto add_file = [&](const char * name, const std::string & path) {
             if (path.empty()) {
-                return json(nullptr);
+                return;
             }
             constexpr uint64_t samples = 64, sample_size = 64 << 10;
             const uint64_t size = std::filesystem::file_size(std::filesystem::u8path(path));
@@ -229,117 +264,86 @@ private:
                 from.read(sample.data(), (std::streamsize) sample.size());
                 fingerprint.add(sample.data(), sample.size());
             }
-            char samples_hash[17];
-            snprintf(samples_hash, sizeof(samples_hash), "%016llx", (unsigned long long) fingerprint.value());
-            return json::object({ { "nbytes", size }, { "samples", samples_hash } });
+            add(name, string_format("%llu bytes %016llx", (unsigned long long) size, (unsigned long long) fingerprint.value()));
         };
         const auto & spec = params.speculative;
-        const auto value = [](const llama_model_kv_override & of) {
-            switch (of.tag) {
-                case LLAMA_KV_OVERRIDE_TYPE_INT:   return json(of.val_i64);
-                case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return json(of.val_f64);
-                case LLAMA_KV_OVERRIDE_TYPE_BOOL:  return json(of.val_bool);
-                case LLAMA_KV_OVERRIDE_TYPE_STR:   return json(of.val_str);
-            }
-            return json(nullptr);
-        };
-        std::map<std::string, json> overrides; // llama.cpp uses the first of several for a key
-        for (const auto & of : params.kv_overrides) {
-            if (of.key[0]) { // the last one has none
-                overrides.emplace(of.key, value(of));
-            }
-        }
         std::string types;
         for (const auto type : spec.types) {
             types += (types.empty() ? "" : ",") + common_speculative_type_to_str(type);
         }
-        json identity = json::object({
-            { "program", "llama-server" },
-            { "model", file(params.model.path) },
-            { "mmproj", file(params.mmproj.path) },
-            { "draft", file(spec.draft.mparams.path) },
-            { "speculative", json::array({ types, spec.draft.fused, spec.draft.n_vocab, spec.need_n_rs_seq() }) },
-            { "cache_types", json::array({ ggml_type_name(params.cache_type_k), ggml_type_name(params.cache_type_v) }) },
-            { "flash_attention", (int) params.flash_attn_type },
-            { "swa_full", params.swa_full },
-            { "rope", json::array({ (int) params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale }) },
-            { "yarn", json::array({ params.yarn_ext_factor, params.yarn_attn_factor, params.yarn_beta_fast, params.yarn_beta_slow,
-                                    params.yarn_orig_ctx }) },
-            { "overrides", json::object() },
-        });
+        add("program", "llama-server");
+        add_file("model", params.model.path);
+        add_file("mmproj", params.mmproj.path);
+        add_file("draft", spec.draft.mparams.path);
+        add("speculative", string_format("%s, fused %d, vocabulary %d, cells %d", types.c_str(), int(spec.draft.fused),
+                                  int(spec.draft.n_vocab), int(spec.need_n_rs_seq())));
+        add("cache_type_k", ggml_type_name(params.cache_type_k));
+        add("cache_type_v", ggml_type_name(params.cache_type_v));
+        add("flash_attn_type", std::to_string((int) params.flash_attn_type));
+        add("swa_full", std::to_string((int) params.swa_full));
+        add("rope", string_format("%d, %a, %a", (int) params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale));
+        add("yarn", string_format("%a, %a, %a, %a, %d", params.yarn_ext_factor, params.yarn_attn_factor, params.yarn_beta_fast,
+                           params.yarn_beta_slow, (int) params.yarn_orig_ctx));
+        std::map<std::string, std::string> overrides; // llama.cpp uses the first of several for a key
+        for (const auto & of : params.kv_overrides) {
+            if (of.key[0]) { // the last one has none
+                overrides.emplace(of.key, override_text(of));
+            }
+        }
         for (const auto & item : overrides) {
-            identity["overrides"][item.first] = item.second;
+            add("override " + item.first, item.second);
         }
         return identity;
     }
 
-    static uint64_t aligned(uint64_t offset) { return (offset + alignment - 1) / alignment * alignment; }
+    // A text as session files can hold it: without other characters than printable ASCII; a long one ends with a fingerprint.
+    static std::string printable(const std::string & text, size_t most) {
+        std::string out;
+        for (const char c : text) {
+            out += c >= ' ' && c <= '~' && c != '\\' ? std::string(1, c) : string_format("\\x%02x", (unsigned) (uint8_t) c);
+        }
+        if (out.size() > most) {
+            Fingerprint whole;
+            whole.add(text.data(), text.size());
+            const std::string end = string_format("...%016llx", (unsigned long long) whole.value());
+            out.replace(most - end.size(), std::string::npos, end);
+        }
+        return out;
+    }
+
+    static std::string override_text(const llama_model_kv_override & of) {
+        switch (of.tag) {
+            case LLAMA_KV_OVERRIDE_TYPE_INT:   return string_format("int %lld", (long long) of.val_i64);
+            case LLAMA_KV_OVERRIDE_TYPE_FLOAT: return string_format("float %.17g", of.val_f64);
+            case LLAMA_KV_OVERRIDE_TYPE_BOOL:  return string_format("bool %d", int(of.val_bool));
+            case LLAMA_KV_OVERRIDE_TYPE_STR:   return std::string("str ") + of.val_str;
+        }
+        return "unknown";
+    }
 
     // Files ---------------------------------------------------------------------------------------------------------------
 
-    static Header read_header(std::ifstream & file, uint64_t size) {
-        char     prefix[prefix_size];
-        uint64_t numbers[2];
-        uint32_t version, checksum;
-        if (!file.read(prefix, sizeof(prefix)) || memcmp(prefix, magic, sizeof(magic))) {
-            throw std::runtime_error("expected a session file, found other data");
+    // Throws unless it is a session of llama-server.
+    server_tokens read_tokens(const SessionFile & file) const {
+        if (file.info().program != program) {
+            throw std::runtime_error("expected a session of llama-server, found one of MTPLlama");
         }
-        memcpy(&version, prefix + 8, 4);
-        memcpy(&checksum, prefix + 12, 4);
-        memcpy(numbers, prefix + 16, 16);
-        if (version != 1 || numbers[1] != size || numbers[0] > std::min<uint64_t>(size - prefix_size, 64 << 20)) {
-            throw std::runtime_error("expected version 1 and its size in bytes, found others");
-        }
-        std::string text(numbers[0], 0);
-        memset(prefix + 12, 0, 4);
-        if (!file.read(&text[0], text.size()) || crc32(text.data(), text.size(), crc32(prefix, sizeof(prefix))) != checksum) {
-            throw std::runtime_error("header: expected another checksum");
-        }
-        const json fields = json::parse(text);
-        const json & sections = fields.at("sections");
-        if (sections.size() != 2 || sections.at(0).at("name") != "tokens" || sections.at(1).at("name") != "slot") {
-            throw std::runtime_error("expected the session of a llama-server, found another");
-        }
-        const auto section = [&](size_t i) {
-            const auto number = [&](const char * name) { return sections.at(i).at(name).get<uint64_t>(); };
-            const Section found = { number("offset"), number("nbytes"), (uint32_t) number("checksum") };
-            if (found.nbytes > size || found.offset > size - found.nbytes) {
-                throw std::runtime_error("expected sections within the file, found others");
-            }
-            return found;
-        };
-        const json &      extra = fields.at("extra");
-        const std::string owner = extra.contains("owner") ? extra.at("owner").get<std::string>() : "0";
-        return { fields.at("identity").dump(), std::stoull(owner, nullptr, 16), fields.at("n_tokens").get<int64_t>(), section(0), section(1) };
-    }
-
-    static std::vector<uint8_t> read_section(std::ifstream & file, const Section & section) {
-        std::vector<uint8_t> data(section.nbytes);
-        file.seekg((std::streamoff) section.offset);
-        if (!file.read((char *) data.data(), (std::streamsize) data.size()) || crc32(data.data(), data.size()) != section.checksum) {
-            throw std::runtime_error("expected another checksum; the file is damaged");
-        }
-        return data;
-    }
-
-    server_tokens read_tokens(std::ifstream & file, const Header & header) const {
-        const auto data = read_section(file, header.tokens);
+        const auto data = file.read(0);
         llama_tokens packed(data.size() / sizeof(llama_token));
         memcpy(packed.data(), data.data(), packed.size() * sizeof(llama_token));
         server_tokens tokens = server_tokens::deserialize(packed, has_media_);
-        if ((int64_t) tokens.size() != header.n_tokens || tokens.empty() || !tokens.validate(ctx_)) {
+        if (tokens.size() != (size_t) file.info().n_tokens || tokens.empty() || !tokens.validate(ctx_)) {
             throw std::runtime_error("tokens: expected those of this model, found others");
         }
-        tokens.owner = header.owner;
+        tokens.owner = file.info().owner;
         return tokens;
     }
 
     server_prompt_cache_state read(const std::string & name) const {
-        std::ifstream file(folder_ / name, std::ios::binary);
-        const Header header = read_header(file, std::filesystem::file_size(folder_ / name));
+        const SessionFile file(folder_ / name);
         server_prompt_cache_state state;
-        state.prompt.tokens = read_tokens(file, header);
-        unpack_slot(read_section(file, header.slot), state);
+        state.prompt.tokens = read_tokens(file);
+        unpack_slot(file.read(1), state);
         return state;
     }
 
@@ -369,10 +373,9 @@ private:
                 continue;
             }
             try {
-                std::ifstream file(entry.path(), std::ios::binary);
-                const Header header = read_header(file, entry.file_size());
-                if (header.identity == identity_) {
-                    now.emplace(name, Known { time, read_tokens(file, header) });
+                const SessionFile file(entry.path());
+                if (file.identity() == identity_) {
+                    now.emplace(name, Known { time, read_tokens(file) });
                 }
             } catch (const std::exception &) {
                 // of another program, damaged, or gone
@@ -489,50 +492,41 @@ private:
         }
     }
 
+    // The bytes of a header; it sets the sections' offsets.
+    std::vector<uint8_t> header_of(uint64_t owner, int32_t n_tokens, mtp_session_section * sections) const {
+        std::vector<mtp_session_field> fields;
+        for (const auto & field : identity_) {
+            fields.push_back({ field.first.c_str(), field.second.c_str() });
+        }
+        const mtp_session_file_info info = { 0, owner, program, n_tokens, 2, (int32_t) fields.size(), nullptr, 0 };
+        size_t size = 0;
+        SessionFile::check(mtp_session_file_header("a session", &info, sections, fields.data(), nullptr, 0, &size));
+        std::vector<uint8_t> header(size);
+        SessionFile::check(mtp_session_file_header("a session", &info, sections, fields.data(), header.data(), size, &size));
+        return header;
+    }
+
     void write(const server_prompt_cache_state & session) {
         if (failed_) {
             return;
         }
         const std::vector<char> tokens = session.prompt.tokens.serialize();
-        uint64_t slot_size     = 0;
-        uint32_t slot_checksum = 0;
+        const int32_t n_tokens = (int32_t) session.prompt.tokens.size();
+        mtp_session_section sections[2] = {};
+        sections[0].nbytes   = tokens.size();
+        sections[0].checksum = crc32(tokens.data(), tokens.size());
         pack_slot(session, [&](const void * data, size_t size) {
-            slot_size += size;
-            slot_checksum = crc32(data, size, slot_checksum);
+            sections[1].nbytes += size;
+            sections[1].checksum = crc32(data, size, sections[1].checksum);
         });
-        json extra = json::object();
-        if (session.prompt.tokens.owner != 0) {
-            char owner[17];
-            snprintf(owner, sizeof(owner), "%016llx", (unsigned long long) session.prompt.tokens.owner);
-            extra["owner"] = owner;
-        }
-        json fields = json::object({ { "n_tokens", session.prompt.tokens.size() }, { "identity", json::parse(identity_) }, { "extra", extra } });
-        // offsets are part of the text, whose length they depend on: leave room for them
-        const uint64_t first  = aligned(prefix_size + fields.dump().size() + 512);
-        const uint64_t second = aligned(first + tokens.size());
-        const uint64_t size   = second + slot_size;
+        sections[0].n_tokens = sections[1].n_tokens = n_tokens;
+        const std::vector<uint8_t> header = header_of(session.prompt.tokens.owner, n_tokens, sections);
+        const uint64_t size = sections[1].offset + sections[1].nbytes;
         if (size > limit_) {
             return;
         }
-        const auto section = [](const char * name, uint64_t offset, uint64_t nbytes, uint32_t checksum) {
-            return json::object({ { "name", name }, { "offset", offset }, { "nbytes", nbytes }, { "checksum", checksum } });
-        };
-        fields["sections"] = json::array({ section("tokens", first, tokens.size(), crc32(tokens.data(), tokens.size())),
-                                           section("slot", second, slot_size, slot_checksum) });
-        std::string text = fields.dump();
-        text.resize(first - prefix_size, ' ');
-
-        char prefix[prefix_size] = {};
-        const uint32_t version    = 1;
-        const uint64_t numbers[2] = { text.size(), size };
-        memcpy(prefix, magic, sizeof(magic));
-        memcpy(prefix + 8, &version, 4);
-        memcpy(prefix + 16, numbers, 16);
-        const uint32_t checksum = crc32(text.data(), text.size(), crc32(prefix, sizeof(prefix)));
-        memcpy(prefix + 12, &checksum, 4);
-
         char name[32];
-        snprintf(name, sizeof(name), "server-%08x%08x", crc32(tokens.data(), tokens.size()), crc32(text.data(), text.size()));
+        snprintf(name, sizeof(name), "server-%08x%08x", sections[0].checksum, crc32(header.data(), header.size()));
         if (!make_room(size)) {
             SRV_INF("%s", "sessions: unfinished files leave no room for another one\n");
             return;
@@ -545,10 +539,10 @@ private:
             const WriterLock lock(part);
             std::error_code error;
             std::filesystem::permissions(part, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write, error);
-            file.write(prefix, sizeof(prefix));
-            file.write(text.data(), (std::streamsize) text.size());
+            file.write((const char *) header.data(), (std::streamsize) header.size());
+            file.seekp((std::streamoff) sections[0].offset);
             file.write(tokens.data(), (std::streamsize) tokens.size());
-            file.seekp((std::streamoff) second);
+            file.seekp((std::streamoff) sections[1].offset);
             Work work;
             pack_slot(session, [&](const void * data, size_t size) { write_pieces(file, (const char *) data, size, work); });
             file.close();
@@ -649,7 +643,7 @@ private:
 
     const std::filesystem::path  folder_;
     const uint64_t               limit_;
-    const std::string            identity_; // as JSON
+    const SessionIdentity        identity_;
     llama_context * const        ctx_;
     const size_t                 n_ctx_;
     const bool                   has_media_;

@@ -58,7 +58,7 @@ public:
         return value;
     }
 
-    // lowest <= number <= highest; T: of 32 or 64 bits.
+    // lowest <= number <= highest; T: of 16, 32 or 64 bits.
     template <typename T>
     T integer(const char * field, int64_t lowest, int64_t highest) {
         const T value = take<T>(field);
@@ -84,6 +84,9 @@ public:
             refuse(format("expected its end, found %zu more bytes", size_t(end_ - at_)));
         }
     }
+
+    // n: at most left().
+    void skip(size_t n) { at_ += n; }
 
     const uint8_t * at() const { return at_; }
     size_t left() const { return size_t(end_ - at_); }

@@ -16,8 +16,15 @@
 
 namespace mtp {
 
+static const size_t MOST_READ = 1 << 30; // in one call; some systems take no more than 2 GiB
+
 [[noreturn]] static void fail(const std::string & path, const char * what, const std::string & reason) {
     throw Error(MTP_ERROR_FILE, format("%s: cannot be %s: %s", path.c_str(), what, reason.c_str()));
+}
+
+[[noreturn]] static void fail_short(const std::string & path, uint64_t end) {
+    throw Error(MTP_ERROR_FORMAT, format("%s: expected bytes after %llu, found the end; the file changed", path.c_str(),
+                                         (unsigned long long) end));
 }
 
 [[noreturn]] static void fail_empty(const std::string & path) {
@@ -71,14 +78,51 @@ FileMap::~FileMap() {
     UnmapViewOfFile(data_);
 }
 
+InputFile::InputFile(const std::string & path) : path_(path) {
+    const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
+    file_ = CreateFileW(wide(path).c_str(), GENERIC_READ, share, nullptr, OPEN_EXISTING, 0, nullptr);
+    if (file_ == INVALID_HANDLE_VALUE) {
+        fail(path, "opened", reason_of(GetLastError()));
+    }
+    LARGE_INTEGER size = {};
+    if (GetFileType(file_) != FILE_TYPE_DISK || !GetFileSizeEx(file_, &size) || size.QuadPart <= 0) {
+        CloseHandle(file_);
+        fail_empty(path);
+    }
+    size_ = uint64_t(size.QuadPart);
+}
+
+InputFile::~InputFile() {
+    CloseHandle(file_);
+}
+
+void InputFile::read(uint64_t offset, void * out, size_t n) const {
+    for (size_t done = 0; done < n;) {
+        OVERLAPPED at = {};
+        at.Offset = DWORD(offset + done);
+        at.OffsetHigh = DWORD((offset + done) >> 32);
+        DWORD count = 0;
+        const size_t most = n - done < MOST_READ ? n - done : MOST_READ;
+        if (!ReadFile(file_, static_cast<char *>(out) + done, DWORD(most), &count, &at) &&
+            GetLastError() != ERROR_HANDLE_EOF) {
+            fail(path_, "read", reason_of(GetLastError()));
+        }
+        if (count == 0) {
+            fail_short(path_, offset + done);
+        }
+        done += count;
+    }
+}
+
 std::FILE * open_for_writing(const std::string & path) {
     return _wfopen(wide(path).c_str(), L"wb");
 }
 
 #else
 
-FileMap::FileMap(const std::string & path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // never waits for a pipe's other end
+// Opens a regular file that is not empty, and never waits for a pipe's other end.
+static int open_regular(const std::string & path, uint64_t & size) {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0) {
         fail(path, "opened", std::strerror(errno));
     }
@@ -92,7 +136,14 @@ FileMap::FileMap(const std::string & path) {
         close(file);
         fail_empty(path);
     }
-    size_ = size_t(about.st_size);
+    size = uint64_t(about.st_size);
+    return file;
+}
+
+FileMap::FileMap(const std::string & path) {
+    uint64_t size = 0;
+    const int file = open_regular(path, size);
+    size_ = size_t(size);
     void * address = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
     const int error = errno;
     close(file); // the mapping stays
@@ -104,6 +155,28 @@ FileMap::FileMap(const std::string & path) {
 
 FileMap::~FileMap() {
     munmap(const_cast<uint8_t *>(data_), size_);
+}
+
+InputFile::InputFile(const std::string & path) : path_(path) {
+    file_ = open_regular(path, size_);
+}
+
+InputFile::~InputFile() {
+    close(file_);
+}
+
+void InputFile::read(uint64_t offset, void * out, size_t n) const {
+    for (size_t done = 0; done < n;) {
+        const size_t most = n - done < MOST_READ ? n - done : MOST_READ;
+        const ssize_t count = pread(file_, static_cast<char *>(out) + done, most, off_t(offset + done));
+        if (count < 0 && errno != EINTR) {
+            fail(path_, "read", std::strerror(errno));
+        }
+        if (count == 0) {
+            fail_short(path_, offset + done);
+        }
+        done += count > 0 ? size_t(count) : 0;
+    }
 }
 
 std::FILE * open_for_writing(const std::string & path) {

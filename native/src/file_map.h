@@ -1,5 +1,5 @@
 #pragma once
-// A file that is mapped read-only as a whole. Paths are UTF-8, on Windows, too.
+// Files that are mapped read-only as a whole, or read in parts. Paths are UTF-8, on Windows, too.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +22,30 @@ public:
 private:
     const uint8_t * data_ = nullptr;
     size_t size_ = 0;
+};
+
+// A file that is read in parts: unlike a map of it, one that others shorten meanwhile does not end the process.
+class InputFile {
+public:
+    // Throws MTP_ERROR_FILE with the path and the system's reason.
+    explicit InputFile(const std::string & path);
+    ~InputFile();
+    InputFile(const InputFile &) = delete;
+    InputFile & operator=(const InputFile &) = delete;
+
+    uint64_t size() const { return size_; }
+
+    // Reads n bytes; MTP_ERROR_FORMAT if the file ends before.
+    void read(uint64_t offset, void * out, size_t n) const;
+
+private:
+    std::string path_;
+    uint64_t size_ = 0;
+#ifdef _WIN32
+    void * file_ = nullptr;
+#else
+    int file_ = -1;
+#endif
 };
 
 // As std::fopen(path, "wb"); null with errno set if it fails.

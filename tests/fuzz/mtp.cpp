@@ -1,14 +1,17 @@
-// libFuzzer over mtp.h: whatever bytes are given as a GGUF, as a checkpoint or as an index of lookup
-// files, the library answers with a status, and the session goes on. docs/native.md has the commands.
+// libFuzzer over mtp.h: whatever bytes are given as a GGUF, as a checkpoint, as a session file or as an index of
+// lookup files, the library answers with a status, and the session goes on. docs/native.md has the commands.
 //
 // Bytes that begin with 'G' are loaded as a head, those that begin with "MTPT" as an index of lookup
-// files, and those that begin with 'S' are steps of a suffix index, whose matches of up to 64 tokens are
-// compared with a naive search. Those that begin with 'D' are steps of drafts from a text, those that begin with 'A' the
+// files, those that begin with 'm' are opened as a session file, and those that begin with 'S' are steps of a
+// suffix index, whose matches of up to 64 tokens are compared with a naive search. Those that begin with 'D' are steps of drafts from a text, those that begin with 'A' the
 // state of a chooser of depths. All others are restored as a checkpoint into a session on the model that the environment
-// variable MTP_FUZZ_MODEL names.
+// variable MTP_FUZZ_MODEL names. Without that variable, all bytes are opened as a session file, which is much faster.
 
+#include "crc32.h"
+#include "error.h"
 #include "llama.h"
 #include "mtp.h"
+#include "session_file.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -37,7 +40,9 @@ static void quiet(ggml_log_level, const char *, void *) {}
 extern "C" int LLVMFuzzerInitialize(int *, char ***) {
     llama_log_set(quiet, nullptr);
     const char * path = getenv("MTP_FUZZ_MODEL");
-    must(path != nullptr, "MTP_FUZZ_MODEL names a model");
+    if (path == nullptr) {
+        return 0;
+    }
     llama_model_params model_params = llama_model_default_params();
     model_params.load_mtp = false;
     llama_model * model = llama_model_load_from_file(path, model_params);
@@ -160,6 +165,77 @@ static void search(const uint8_t * data, size_t n) {
     close(file);
 }
 
+// The size and the checksums are made right, as a forger would, unless the byte of a checksum says otherwise. A header that
+// is valid is what the writer makes of it.
+static void open_session_file(const uint8_t * data, size_t n) {
+    std::vector<uint8_t> bytes(data, data + n);
+    const auto number = [&](size_t at) {
+        uint32_t value;
+        memcpy(&value, &bytes[at], sizeof(value));
+        return value;
+    };
+    if (n >= 64 && (data[12] & 3) != 3) {
+        const uint64_t size = n;
+        memcpy(&bytes[16], &size, sizeof(size));
+        for (size_t at = 64; at + 24 <= n && at < 64 + 24 * uint64_t(number(36)); at += 24) {
+            uint64_t offset, nbytes;
+            memcpy(&offset, &bytes[at], 8);
+            memcpy(&nbytes, &bytes[at + 8], 8);
+            if (offset <= n && nbytes <= n - offset && !(data[12] & 1)) {
+                const uint32_t checksum = mtp::crc32(&bytes[offset], nbytes);
+                memcpy(&bytes[at + 16], &checksum, 4);
+            }
+        }
+        const size_t header = std::min<size_t>(number(24), n);
+        memset(&bytes[12], 0, 4);
+        const uint32_t checksum = mtp::crc32(bytes.data(), header);
+        memcpy(&bytes[12], &checksum, 4);
+    }
+    bool valid = false;
+    try {
+        const size_t size = mtp::SessionHeader::size("bytes", bytes.data(), n);
+        must(size <= n, "a header is within its file");
+        mtp::SessionHeader header = mtp::SessionHeader::read("bytes", bytes.data(), size, n);
+        valid = true;
+        const std::vector<uint8_t> written = header.write("bytes");
+        must(written.size() == size && memcmp(written.data(), bytes.data(), size) == 0 && header.nbytes == n,
+             "a header is what the writer makes of it");
+    } catch (const mtp::Error & error) {
+        must(!valid && error.status == MTP_ERROR_FORMAT && strncmp(error.what(), "bytes: ", 7) == 0 &&
+                 strlen(error.what()) < 500 && !strchr(error.what(), '\n'),
+             "a refusal is one sentence");
+    }
+    if (!valid && (n == 0 || data[n / 2] % 64 != 0)) {
+        return; // a file takes longer than its bytes
+    }
+    const int fd = memfd_create("session", MFD_CLOEXEC);
+    must(fd >= 0 && write(fd, bytes.data(), n) == ssize_t(n), "a file in memory");
+    const std::string path = "/proc/self/fd/" + std::to_string(fd);
+    mtp_session_file * file = nullptr;
+    must((mtp_session_file_open(path.c_str(), &file) == MTP_OK) == valid, "a file is as valid as its bytes");
+    mtp_session_file_info info = {};
+    if (file != nullptr) {
+        must(mtp_session_file_get_info(file, &info) == MTP_OK && info.nbytes == n, "a file says what it is");
+    }
+    for (int32_t i = 0; i < info.n_fields; ++i) {
+        mtp_session_field field;
+        must(mtp_session_file_get_field(file, i, &field) == MTP_OK && field.name[0] != '\0', "a field has a name");
+    }
+    for (int32_t i = 0; i < info.n_sections; ++i) {
+        mtp_session_section section;
+        must(mtp_session_file_get_section(file, i, &section) == MTP_OK && section.nbytes <= n,
+             "a section is within its file");
+        std::vector<uint8_t> content(section.nbytes);
+        const mtp_status status = mtp_session_file_read(file, i, content.data(), content.size());
+        must(mtp_session_file_read(file, i, nullptr, 0) == status, "a check is what reading is");
+        must(status == (mtp::crc32(content.data(), content.size()) == section.checksum ? MTP_OK : MTP_ERROR_FORMAT),
+             "a checksum holds");
+        must(memcmp(content.data(), &bytes[section.offset], content.size()) == 0, "a section has its bytes");
+    }
+    mtp_session_file_close(file);
+    close(fd);
+}
+
 // A byte below 200 appends one of four tokens, another one truncates to a share of the text.
 static void index_text(const uint8_t * data, size_t n) {
     mtp_suffix_index * index = nullptr;
@@ -255,7 +331,9 @@ static void choose_depths(const uint8_t * data, size_t n) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t n) {
-    if (n > 0 && data[0] == 'G') {
+    if (session == nullptr || (n > 0 && data[0] == 'm')) {
+        open_session_file(data, n);
+    } else if (n > 0 && data[0] == 'G') {
         load(data, n);
     } else if (n >= 4 && memcmp(data, "MTPT", 4) == 0) {
         search(data, n);

@@ -1,10 +1,11 @@
 """What the native fuzz target starts from.
 
-A tiny model, heads and checkpoints of its shape, and indexes of texts.
+A tiny model, heads and checkpoints of its shape, session files, and indexes of texts.
 
     python tests/fuzz/native_corpus.py FOLDER
 
-writes FOLDER/model.gguf, for MTP_FUZZ_MODEL, and FOLDER/corpus/.
+writes FOLDER/model.gguf, for MTP_FUZZ_MODEL, FOLDER/corpus/, and its session files again in
+FOLDER/sessions/.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
+
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out, open_gguf
 from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.depth import DepthChooser, Outcome
 from mtp_gguf.native.lookup_files import Corpus
+from mtp_gguf.native.session_file import write_session
 from support.checkpoints import Spec
 from support.models import Models
 from support.native_trunk import opened_session
+from support.session_files import parse_session, version_1
 
 DENSE = Spec(
     "fuzz",
@@ -125,15 +130,32 @@ def indexes(folder: Path) -> list[bytes]:
     return [*out, b"S" + steps, b"D" + steps, b"A" + state]
 
 
+def sessions(folder: Path) -> list[bytes]:
+    """Session files of MTPLlama and of llama-server, with and without what they may lack."""
+    out = []
+    identity = {"program": "MTPLlama", "model": "1 bytes 00", "rope_freq_base": "0.0", "none": ""}
+    for n_earlier, fields in ((0, {}), (0, identity), (1, identity), (3, identity)):
+        earlier = {n + 1: bytes([n] * 9) for n in range(n_earlier)}
+        tokens = np.arange(4, dtype=np.int32)
+        write_session(folder / "a.session", tokens, b"state", fields, {"a": [1]}, earlier)
+        out.append((folder / "a.session").read_bytes())
+    server = parse_session(out[1])
+    numbers = server.numbers | {"program": 2, "owner": 2**64 - 1}
+    return [*out, server.with_header(numbers=numbers, extra=b"").data(), version_1(b"{}")]
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
-    (folder / "corpus").mkdir(parents=True)
+    for name in ("corpus", "sessions"):
+        (folder / name).mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         models = Models(Path(scratch))
         model = Path(shutil.copy(models.gguf(DENSE), folder / "model.gguf"))
-        inputs = [*heads(models), *checkpoints(model), *indexes(Path(scratch))]
-        for index, data in enumerate(inputs):
-            (folder / "corpus" / f"{index:02}").write_bytes(data)
+        files = sessions(Path(scratch))
+        inputs = [*heads(models), *checkpoints(model), *indexes(Path(scratch)), *files]
+        for name, contents in (("corpus", inputs), ("sessions", files)):
+            for index, data in enumerate(contents):
+                (folder / name / f"{index:02}").write_bytes(data)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@ import itertools
 import json
 import os
 import random
-import resource
 import signal
 import struct
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ import pytest
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError, OutputError, RequestError
 from mtp_gguf.native import MTPLlama, NativeError, session_file
 from mtp_gguf.native.errors import ContextFullError
-from mtp_gguf.native.session_file import read_header, read_session, write_session
+from mtp_gguf.native.session_file import check_session, read_header, read_session, write_session
 from support.models import Dial
+from support.session_files import NUMBERS, SessionFile, parse_session, version_1, with_checksum
 from support.tiny_llama import write_tiny_llama
 
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
@@ -170,9 +172,6 @@ def test_wrong_contents_of_earlier_checkpoints(dial: Dial, tmp_path: Path) -> No
             ({n_tokens: found.checkpoint.tobytes()}, "expected one in host memory that was read"),
             ({lengths[0]: arrays[0][:-1]}, "bytes after its header"),
             ({lengths[0]: b"x"}, "expected 96 bytes or more, found 1"),
-            ({lengths[1]: arrays[1], lengths[0]: arrays[0]}, "rising numbers from 1 to"),
-            ({n_tokens + 1: arrays[0]}, f"rising numbers from 1 to {n_tokens}, found others"),
-            ({0: arrays[0]}, "rising numbers from 1 to"),
         ):
             write(earlier)
             with pytest.raises(MtpGgufError, match=message) as caught:
@@ -180,18 +179,20 @@ def test_wrong_contents_of_earlier_checkpoints(dial: Dial, tmp_path: Path) -> No
             assert str(broken) in str(caught.value)
             assert llm.session.length() == llm.n_tokens
             assert go_on(llm, prompt, SAMPLING["greedy"])["tokens"] == want
-        data = file.read_bytes()
-        for value in (
-            *NUMBERS,
-            [1],
-            [1, 2, 3],
-            [1, "2"],
-            [1, 2.0],
-            [True, 2],
-            list(range(1, 2000)),
+        for earlier in (
+            {lengths[1]: arrays[1], lengths[0]: arrays[0]},
+            {n_tokens + 1: arrays[0]},
+            {0: arrays[0]},
         ):
-            broken.write_bytes(forged(data, lambda f: {**f, "earlier": value}))  # noqa: B023
-            refused(llm, broken)
+            with pytest.raises(RequestError, match=rf"rising numbers from 1 to {n_tokens}, found "):
+                write(earlier)
+        data = file.read_bytes()
+        for value, index in itertools.product((0, lengths[0] - 1, n_tokens + 1, 2**32 - 1), (2, 3)):
+            parts = parse_session(data)
+            parts.sections[index][3] = value
+            if (index, value) != (2, lengths[0] - 1):
+                broken.write_bytes(parts.data())
+                assert "earlier: expected rising numbers from 1 to" in refused(llm, broken)
 
 
 OVERRIDES = {"qwen35.attention.layer_norm_rms_epsilon": 0.3, "general.name": "another"}
@@ -202,7 +203,7 @@ def test_a_session_is_continued_with_the_same_overrides(dial: Dial, tmp_path: Pa
     with load(path, kv_overrides=OVERRIDES) as llm:
         text = [*PROMPT, *take(llm, 8, PROMPT)]
         llm.save_session(file)
-    with load(path) as llm, pytest.raises(RequestError, match="kv_overrides: expected none"):
+    with load(path) as llm, pytest.raises(RequestError, match=r"override .*: expected none"):
         llm.load_session(file)
     others = {**OVERRIDES, "qwen35.attention.layer_norm_rms_epsilon": 0.25}
     with load(path, kv_overrides=others) as llm, pytest.raises(RequestError, match=r"0\.25.*0\.3"):
@@ -237,9 +238,9 @@ def test_a_misfit_is_refused_by_its_field(
         (dial("tiny", quant="Q8_0"), {}, "model: expected "),
         (twin, {}, "model: expected .* bytes .*, found .* bytes"),
         (path, {"type_k": 8}, "cache_type_k: expected 'Q8_0' .*, found 'F16'"),
-        (path, {"flash_attn": False}, "flash_attn_type: expected 0 .*, found 1"),
-        (path, {"kv_overrides": OVERRIDES}, "kv_overrides: expected {'general.name.*, found none"),
-        (path, {"rope_freq_base": 5e5}, "rope_freq_base: expected 500000.0 .*, found 0.0"),
+        (path, {"flash_attn": False}, "flash_attn_type: expected '0' .*, found '1'"),
+        (path, {"kv_overrides": OVERRIDES}, "override .*: expected '.* another'.*, found none"),
+        (path, {"rope_freq_base": 5e5}, r"rope_freq_base: expected '500000\.0' .*, found '0\.0'"),
     ]
     for model, options, message in cases:
         with load(model, **options) as llm:
@@ -313,14 +314,14 @@ def test_damaged_files_are_refused(
     data = file.read_bytes()
     sections = read_header(file).sections
     meaningful = [
-        *range(sections[0].offset - 64),
+        *range(len(data) - len(parse_session(data).body)),
         *(i for s in sections for i in range(s.offset, s.offset + s.nbytes)),
     ]
     rng = random.Random(3)
     broken = tmp_path / "broken.session"
     with load(path) as llm:
         take(llm, 5, PROMPT)
-        for at in [*range(48), *rng.sample(meaningful, count * 5 // 7)]:
+        for at in [*range(64), *rng.sample(meaningful, count * 5 // 7)]:
             changed = bytearray(data)
             changed[at] ^= 1 << rng.randrange(8)
             broken.write_bytes(changed)
@@ -341,64 +342,67 @@ def test_a_session_that_others_use_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder notes the last use as the file's time, which is no change of it."""
-    path, really = tmp_path / "a.session", session_file._read_section
+    path, really = tmp_path / "a.session", session_file._File.read
     write_session(path, np.arange(5, dtype=np.int32), b"x", {}, {})
 
     def read(*args: Any) -> Any:
         os.utime(path, (1, 1))
         return really(*args)
 
-    monkeypatch.setattr(session_file, "_read_section", read)
+    monkeypatch.setattr(session_file._File, "read", read)
     assert read_session(path).checkpoint.tobytes() == b"x"
     assert path.stat().st_mtime == 1
 
 
+def test_files_that_change_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is replaced is read as it was; one that is cut ends in a sentence."""
+    path, other, really = tmp_path / "a.session", tmp_path / "b", session_file._File.read
+    pending: list[Callable[[], object]] = []
+
+    def read(*args: Any) -> Any:
+        while pending:
+            pending.pop()()
+        return really(*args)
+
+    def written(change: Callable[[], object]) -> Path:
+        write_session(path, np.arange(5, dtype=np.int32), b"x", {}, {})
+        pending.append(change)
+        return path
+
+    monkeypatch.setattr(session_file._File, "read", read)
+    write_session(other, np.arange(9, dtype=np.int32), b"y", {}, {})
+    assert read_session(written(lambda: other.replace(path))).checkpoint.tobytes() == b"x"
+    assert read_session(written(path.unlink)).checkpoint.tobytes() == b"x"
+    with pytest.raises(FormatError, match=r"expected bytes after \d+, found the end; the file"):
+        read_session(written(lambda: os.truncate(path, 100)))
+
+
+BLOCK = 256 << 10  # of libmtp's reader
+
+
 def test_a_section_of_several_blocks(tmp_path: Path) -> None:
     """Sections are read in blocks, each of which counts."""
-    path, block = tmp_path / "a.session", session_file._BLOCK
+    path = tmp_path / "a.session"
     rng = np.random.default_rng(7)
-    for length in (block - 1, block, 3 * block, 3 * block + 17):
+    for length in (BLOCK - 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 17):
         checkpoint = rng.bytes(length)
         write_session(path, np.arange(5, dtype=np.int32), checkpoint, {}, {})
         assert read_session(path).checkpoint.tobytes() == checkpoint
+        assert check_session(path).sections[1].checksum == zlib.crc32(checkpoint)
         data = path.read_bytes()
-        for at in (0, min(block, length - 1), length - 1):
+        for at in (0, min(BLOCK, length - 1), length - 1):
             changed = bytearray(data)
             changed[len(data) - length + at] ^= 1
             path.write_bytes(changed)
-            with pytest.raises(FormatError, match=r"checkpoint: expected checksum .* is damaged"):
-                read_session(path)
+            for reader in (read_session, check_session):
+                with pytest.raises(FormatError, match=r"checkpoint: expected checksum .* damaged"):
+                    reader(path)
 
 
-def forged(data: bytes, change: Any) -> bytes:
-    """The file with a changed JSON, and a checksum that fits it."""
-    magic, version, _, length, size = struct.unpack_from("<8sIIQQ", data)
-    fields = json.loads(data[32 : 32 + length])
-    text = change(fields)
-    text = (text if isinstance(text, bytes) else json.dumps(text).encode()).ljust(length)
-    prefix = struct.pack("<8sIIQQ", magic, version, 0, len(text), size)
-    checksum = zlib.crc32(text, zlib.crc32(prefix))
-    prefix = struct.pack("<8sIIQQ", magic, version, checksum, len(text), size)
-    return prefix + text + data[32 + len(text) :]
-
-
-NUMBERS: list[Any] = [
-    -1,
-    0,
-    1,
-    63,
-    2**31,
-    2**32,
-    2**63,
-    2**64,
-    10**400,
-    1.5,
-    True,
-    None,
-    "1",
-    [],
-    {},
-]
+LARGE = [0, 1, 2, 63, 2**16, 2**31, 2**32 - 1]
+LARGER = [*LARGE, 2**32, 2**63, 2**64 - 1]
 
 
 def deep(levels: int) -> bytes:
@@ -409,50 +413,111 @@ def deep(levels: int) -> bytes:
 def test_forged_headers_are_refused(saved: tuple[Path, Path, list[int]], tmp_path: Path) -> None:
     path, file, _ = saved
     data = file.read_bytes()
+    whole = parse_session(data)
+    assert whole.data() == data
     broken = tmp_path / "broken.session"
+
     with load(path) as llm:
-        for value in NUMBERS:
-            for name in ("n_tokens", "identity", "extra", "earlier", "sections"):
-                if (name, value) in (("extra", {}), ("earlier", [])):
-                    continue
-                broken.write_bytes(forged(data, lambda f: {**f, name: value}))  # noqa: B023
-                refused(llm, broken)
-            for index, name in itertools.product((0, 1), ("name", "offset", "nbytes", "checksum")):
 
-                def change(fields: Any) -> Any:
-                    fields["sections"][index][name] = value  # noqa: B023
-                    return fields
+        def check(*, found: str = "", **changes: Any) -> None:
+            broken.write_bytes(whole.with_header(**changes).data())
+            message = refused(llm, broken)
+            assert "header: expected checksum" not in message
+            assert found in message
 
-                broken.write_bytes(forged(data, change))
-                message = refused(llm, broken)
-                assert name == "checksum" or "checksum" not in message
-        for text in (
-            b"",
-            b"[]",
-            b"[" * 4000,
-            b"\xff",
-            b'{"a":' * 1000,
-            deep(300),
-            b"1" * 5000,
-            b"null",
-        ):
-            broken.write_bytes(forged(data, lambda _: text))  # noqa: B023
-            refused(llm, broken)
-        for length in (0, 2**31, 2**63, 2**64 - 1):
-            broken.write_bytes(data[:16] + struct.pack("<Q", length) + data[24:])
-            refused(llm, broken)
-        broken.write_bytes(data[:8] + struct.pack("<I", 2) + data[12:])
-        assert "version: expected 1, found 2" in refused(llm, broken)
+        for name in NUMBERS:
+            if name == "owner":  # every number is one
+                continue
+            for value in LARGER if name == "nbytes" else LARGE:
+                if value != {"program": 1, "sections": 2, "extra": len(whole.extra)}.get(name):
+                    check(numbers=whole.numbers | {name: value})
+        counts = [[*section[:3], 9] for section in whole.sections]
+        numbers = whole.numbers | {"n_tokens": 9}
+        broken.write_bytes(replace(whole, numbers=numbers, sections=counts).data())
+        assert "tokens: expected 36 bytes, found " in refused(llm, broken)
+        name_at = data.index(whole.identity[-1][0]) - 4
+        for length, place in itertools.product((2**8 - 1, 2**12 - 1, 2**16 - 1), (0, 2)):
+            longer = (
+                data[: name_at + place] + struct.pack("<H", length) + data[name_at + place + 2 :]
+            )
+            broken.write_bytes(with_checksum(longer))
+            message = refused(llm, broken)
+            assert ("found the end" if (length, place) == (4095, 2) else "identity: ") in message
+        check(reserved=1, found="reserved: expected 0 to 0, found 1")
+        for name, many in (("fields", 1024), ("sections", 1026), ("extra", 64 << 20)):
+            check(numbers=whole.numbers | {name: many}, found="header: expected ")
+        for index, place in itertools.product((0, 1), range(4)):
+            for value in LARGER if place < 2 else LARGE:
+                sections = [list(section) for section in whole.sections]
+                sections[index][place] = value
+                broken.write_bytes(replace(whole, sections=sections).data())
+                assert (place == 2) == ("expected checksum" in refused(llm, broken))
+        first, text = whole.identity[0]
+        others = whole.identity[1:]
+        for field in ((b"", text), (b"n" * 256, text), (b"n\n", text), (b"n\xff", text)):
+            check(identity=[field, *others], found="identity: ")
+        for wrong in (b"v" * 4096, b"\0", b"a\x1b", b"\xc3\xa9", b"\x7f"):
+            check(identity=[(first, wrong), *others], found="identity: ")
+        check(identity=[(first, text), *whole.identity], found=f"found {first.decode()} twice")
+        check(identity=[(str(n).encode(), b"") for n in range(1025)], found="identity: expected 0")
+        check(identity=[], found="program: expected 'MTPLlama' as in the loaded model, found none")
+        further = [*whole.identity, (b"of the next version", b"x")]
+        check(identity=further, found="of the next version: expected none as in the loaded model")
+        for json_text in (b"", b"[]", deep(4000), b"\xff", b'{"a":' * 1000, b"1" * 5000, b"null"):
+            check(extra=json_text, found="extra: expected ")
+        check(extra=b'{"a":' + deep(255) + b"}", found="extra: expected 255 levels at most")
+        for version in (0, 1, 3, 2**32 - 1):
+            check(version=version, found=f"version: expected 2, found {version}; ")
+        broken.write_bytes(version_1(b'{"n_tokens": 1}'))
+        assert "an older mtp-gguf wrote it: save the session anew" in refused(llm, broken)
         llm.eval(PROMPT)
         extra = json.loads(b'{"a":' + deep(254) + b"}")
         llm.save_session(broken, extra=extra)
         assert llm.load_session(broken) == extra
         with pytest.raises(RequestError, match="extra: expected 255 levels at most, found more"):
             llm.save_session(broken, extra={"b": extra})
-    write_session(broken, np.ones(1, np.int32), b"x", {}, {})
-    broken.write_bytes(forged(broken.read_bytes(), lambda f: {**f, "n_tokens": True}))
-    with pytest.raises(FormatError, match=r"n_tokens: expected 1 to .*, found something else"):
-        read_header(broken)
+
+
+def test_a_section_that_ends_before_it_begins(tmp_path: Path) -> None:
+    """Its size is that of a negative number, after which the next one fills the file."""
+    path = tmp_path / "a.session"
+    parts = SessionFile(numbers={"program": 2}, extra=b"", body=bytes(100))
+    parts.sections = [[128, 2**64 - 127, 0, 1], [64, 64 + 2 * 24 + 100 - 64, 0, 1]]
+    path.write_bytes(parts.data())
+    with pytest.raises(FormatError, match=r"tokens: expected 1 byte or more within the file"):
+        check_session(path)
+
+
+def test_headers_that_a_reader_would_refuse_are_not_written(tmp_path: Path) -> None:
+    path, one = tmp_path / "a.session", np.ones(1, np.int32)
+    for identity, message in (
+        ({"n": "é"}, "identity: expected printable ASCII"),
+        ({"": "v"}, "identity: bytes of a name: expected 1 to 255, found 0"),
+        ({"n" * 256: "v"}, "identity: a name: expected at most 255 bytes, found 256"),
+        ({"n": "v" * 4096}, "identity: a value: expected at most 4095 bytes, found 4096"),
+        ({str(n): "" for n in range(1025)}, "n_fields: expected 0 to 1024, found 1025"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            write_session(path, one, b"x", identity, {})
+    with pytest.raises(RequestError, match="extra: expected at most 67108864 bytes"):
+        write_session(path, one, b"x", {}, {"a": "x" * (64 << 20)})
+    assert not list(tmp_path.iterdir())
+    most = {f"{n}".ljust(255): "v" * 4095 for n in range(1024)}
+    write_session(path, one, b"x", most, {"a": 1})
+    assert read_header(path).identity == most
+
+
+def test_a_section_that_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is at most that of the file, which may have no blocks on the disk."""
+    path = tmp_path / "a.session"
+    write_session(path, np.ones(1, np.int32), b"state", {}, {})
+
+    def empty(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "empty", empty)
+    with pytest.raises(RequestError, match="tokens: needs 4 bytes of memory, which are not free"):
+        read_session(path)
 
 
 def test_valid_checksums_of_wrong_contents(
@@ -570,6 +635,5 @@ def test_a_model_without_recurrent_state(tmp_path: Path) -> None:
 def test_alignment_and_sizes(saved: tuple[Path, Path, list[int]]) -> None:
     header = read_header(saved[1])
     assert header.n_tokens == len(saved[2]) - 1
-    assert all(s.offset % session_file.ALIGNMENT == 0 for s in header.sections)
+    assert all(s.offset % 64 == 0 for s in header.sections)
     assert header.nbytes == saved[1].stat().st_size
-    assert resource.getpagesize() % session_file.ALIGNMENT == 0

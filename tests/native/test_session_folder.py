@@ -248,7 +248,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
 def test_the_longest_is_found(tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path, 10**9)
     for n in (3, 5, 7):
-        folder.write(np.arange(n, dtype=np.int32), b"x", {"n": n})
+        folder.write(np.arange(n, dtype=np.int32), b"x", {"n": str(n)})
     write_session(tmp_path / "x.session", np.array([0, 1, 2, 3, 9], np.int32), b"x", {}, {})
 
     def lengths(n: int, more_than: int = 0, *, whole: bool = True, least: int = 0) -> list[int]:
@@ -266,13 +266,13 @@ def test_the_longest_is_found(tmp_path: Path) -> None:
     assert lengths(20, least=6) == [7]
     assert lengths(7, whole=False) == [6, 5, 4, 3]
     numbers = np.arange(9, dtype=np.int32)
-    folder.write(numbers, b"x", {"n": 9}, {n: np.zeros(1, np.uint8) for n in (2, 4, 6)})
+    folder.write(numbers, b"x", {"n": "9"}, {n: np.zeros(1, np.uint8) for n in (2, 4, 6)})
     assert lengths(20) == [9, 7, 5, 3]
     assert lengths(7) == [6, 5, 3]
     assert lengths(6) == [5, 4, 3]
     assert lengths(6, 4) == [5]
     assert shared_length([], [1]) == 0
-    folder.remove_prefixes(np.arange(6, dtype=np.int32), {"n": 5})
+    folder.remove_prefixes(np.arange(6, dtype=np.int32), {"n": "5"})
     assert lengths(20) == [9, 7, 3]
 
 

@@ -96,7 +96,7 @@ def test_otherwise_everything_is_shared(
         assert reused(client, PROMPT, keys[0]) == 0
         assert reused(client, PROMPT, keys[1]) > 0
     (path,) = tmp_path.glob("*.session")
-    assert check_session(path).extra == {}
+    assert check_session(path).owner == 0
     with server(patched_server, model, free_port, *ONE_SLOT, options=kept) as client:
         assert reused(client, PROMPT, None) > 0
 
@@ -112,16 +112,17 @@ def test_files_of_a_folder_are_for_the_key_that_began_them(
         client.complete(PROMPT, key=BEN)  # the same tokens; not the same file
         client.complete(OTHER, key=BEN)
         log = "\n".join(client.run.lines)
-    owners = [check_session(path).extra["owner"] for path in folder.iterdir()]
+    owners = [check_session(path).owner for path in folder.iterdir()]
     ann, ben = (
-        hashlib.sha256(f"mtp-gguf session\n{key}".encode()).hexdigest()[:16] for key in (ANN, BEN)
+        int(hashlib.sha256(f"mtp-gguf session\n{key}".encode()).hexdigest()[:16], 16)
+        for key in (ANN, BEN)
     )
     assert sorted(owners) == sorted([ann, ben, ben])
     for text in (log.encode(), *(path.read_bytes() for path in folder.iterdir())):
         assert ANN.encode() not in text
     longer = [*PROMPT, *answer, 11, 12, 13]
     for path in folder.iterdir():
-        if check_session(path).extra["owner"] == ben and len(PROMPT) < check_session(path).n_tokens:
+        if check_session(path).owner == ben and len(PROMPT) < check_session(path).n_tokens:
             path.unlink()
     with server(patched_server, model, free_port, *ONE_SLOT, options=options) as client:
         assert reused(client, longer, BEN) == 0
@@ -131,7 +132,7 @@ def test_files_of_a_folder_are_for_the_key_that_began_them(
         with server(patched_server, model, free_port, *ONE_SLOT, options=kept) as client:
             assert reused(client, OTHER, ANN) == 0  # only one with several keys can tell
         for path in folder.iterdir():
-            if not check_session(path).extra:
+            if not check_session(path).owner:
                 path.unlink()
 
 

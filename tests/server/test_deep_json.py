@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
-import struct
 import zlib
 from http.client import HTTPConnection
 from pathlib import Path
@@ -16,6 +16,7 @@ from mtp_gguf.native.session_file import check_session
 from support.models import Files
 from support.real_server import running
 from support.serving import PATIENCE
+from support.session_files import SessionFile, version_1
 
 pytestmark = pytest.mark.server
 
@@ -52,14 +53,6 @@ def ask(port: int, path: str, body: str) -> tuple[int, str]:
     return answer.status, text
 
 
-def session(header: str) -> bytes:
-    """A session file with this header, and right checksums."""
-    text = header.encode().ljust(1 << 20)
-    prefix = struct.pack("<8sIIQQ", b"mtpsess\0", 1, 0, len(text), 32 + len(text))
-    checksum = zlib.crc32(text, zlib.crc32(prefix))
-    return prefix[:12] + struct.pack("<I", checksum) + prefix[16:] + text
-
-
 def test_requests(patched_server: Path, files: Files, free_port: int) -> None:
     with running(patched_server, files("plain"), free_port, options=["--no-draft"]) as client:
         for path, body in BODIES:
@@ -78,22 +71,31 @@ def test_requests(patched_server: Path, files: Files, free_port: int) -> None:
 
 
 def test_session_files(patched_server: Path, files: Files, free_port: int, tmp_path: Path) -> None:
-    """At the start of a server, and while it runs."""
+    """Before a server starts, and while it runs: JSON of old files, and where new ones have some.
+
+    llama-server reads none of it, nor does it take a file with more fields, or one of Python.
+    """
     empty = '"n_tokens": 1, "extra": {}, "sections": []'
-    headers = {
-        "identity": f'{{"identity": {OBJECTS}, {empty}}}',
-        "lists": f'{{"identity": {LISTS}, {empty}}}',
-        "extra": f'{{"identity": {{}}, "n_tokens": 1, "extra": {OBJECTS}, "sections": []}}',
-        "all": LISTS,
-    }
+    old = (f'{{"identity": {OBJECTS}, {empty}}}', f'{{"identity": {LISTS}, {empty}}}', LISTS)
+    forged = {f"old-{n}": version_1(header.encode()) for n, header in enumerate(old)}
+    one = SessionFile(sections=[[128, 4, 0, 1], [192, 1, 0, 1]], body=bytes(14 + 65))
+    for program, text in itertools.product((1, 2), (OBJECTS, LISTS)):
+        numbers = {"program": program}
+        new = one.with_header(numbers=numbers, extra=text.encode(), identity=[(b"a", b"b")])
+        for section, size in zip(new.sections, (4, 1), strict=True):
+            section[2] = zlib.crc32(bytes(size))
+        forged[f"new-{program}-{text[0] == '['}"] = new.data()
     folder = tmp_path / "sessions"
     folder.mkdir()
 
     def write(when: str) -> None:
-        for name, header in headers.items():
+        for name, data in forged.items():
             path = folder / f"{when}-{name}.session"
-            path.write_bytes(session(header))
-            with pytest.raises(FormatError, match="header: expected"):
+            path.write_bytes(data)
+            if name.startswith("new-2"):  # nobody reads what it adds
+                assert check_session(path).is_of_server
+                continue
+            with pytest.raises(FormatError, match=r"version: expected 2, found 1|extra: expected"):
                 check_session(path)
 
     write("before")
