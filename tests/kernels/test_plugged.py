@@ -55,6 +55,28 @@ left = ggml.plugged.left_to_ggml()
 print(json.dumps([ggml.plugged.instructions, float(abs(y - exact).max()), likeliest, left]))
 """
 
+# A norm times a row of weights, and the weighted sum of experts, which patched libraries fuse
+FUSED = """
+import ctypes, json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import F32, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+norm = ggml.base.ggml_rms_norm
+norm.restype = ctypes.c_void_p
+norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
+random = np.random.default_rng(1)
+x, w = random.standard_normal((3, 100), np.float32), random.standard_normal(100, np.float32)
+inputs = [(F32, (100, 3), x), (F32, (100,), w)]
+y = ggml.run(2, lambda c, t: ggml.base.ggml_mul(c, norm(c, t[0], 1e-6), t[1]), inputs)
+exact = x / np.sqrt((x.astype(float) ** 2).mean(axis=1, keepdims=True) + 1e-6) * w
+off = [float(abs(y.reshape(3, 100) - exact).max())]
+x, w = random.standard_normal((3, 4, 100), np.float32), random.standard_normal((3, 4), np.float32)
+y = ggml.weighted_sum(x, w, 2, apart=False, in_place=False)
+off.append(float(abs(y - (x * w[..., None]).sum(axis=1)).max()))
+print(json.dumps([ggml.plugged.instructions, off, ggml.plugged.left_to_ggml()]))
+"""
+
 # Rows that are copied in slices, fewer than threads
 LONG_ROWS = """
 import ctypes, json, sys
@@ -280,9 +302,10 @@ def test_greedy_text_is_the_same_at_every_depth_on_stock_libraries(models: Model
     assert texts == texts[:1] * 4
 
 
-@pytest.mark.thorough
-def test_kernels_with_other_results_are_left_to_ggml(tmp_path: Path) -> None:
-    library = tmp_path / shared_library("wrong")
+@pytest.fixture(scope="module")
+def wrong_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library with the kernels of wrong_kernels.cpp."""
+    library = tmp_path_factory.mktemp("wrong") / shared_library("wrong")
     wrong = Path(__file__).parents[1] / "support" / "kernels" / "wrong_kernels.cpp"
     include = Path(llama_libraries.stock_libraries()).parents[1] / "include"
     command = [
@@ -292,12 +315,30 @@ def test_kernels_with_other_results_are_left_to_ggml(tmp_path: Path) -> None:
         *("-ldl", "-pthread"),
     ]
     subprocess.run([str(word) for word in command], check=True)
-    name, off, likeliest, left = llama_libraries.answer(stock_libraries(), RMS_NORM, library)
+    return library
+
+
+@pytest.mark.thorough
+def test_kernels_with_other_results_are_left_to_ggml(wrong_library: Path) -> None:
+    name, off, likeliest, left = llama_libraries.answer(stock_libraries(), RMS_NORM, wrong_library)
     assert name == "WRONG"
     assert off < 1e-5
     assert likeliest
     assert len(left) == 1
     assert left[0].startswith("RMS_NORM of f32 is left to ggml: its results differ by ")
+
+
+@pytest.mark.thorough
+def test_a_fusion_is_not_used_where_a_part_of_it_is_wrong(
+    wrong_library: Path, libraries: Path
+) -> None:
+    name, off, left = llama_libraries.answer(libraries, FUSED, libraries, wrong_library)
+    assert name == "WRONG"
+    assert max(off) < 1e-5
+    assert [line.partition(":")[0] for line in left] == [
+        "MUL is not computed with what follows it",
+        "RMS_NORM of f32 is left to ggml",
+    ]
 
 
 def test_threads_and_forked_children() -> None:

@@ -149,26 +149,32 @@ void rms_norm_shrink(const ggml_tensor *, small_case & small) {
     std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
 }
 
-// MUL of each row by one number
+// MUL of each row by one number, or of all rows by the same row of weights
 
 bool multiply_fits(const kernel_set &, const ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];
     const ggml_tensor * by = op->src[1];
-    return is_float(x) && is_float(op) && same_shape(op, x) && by->type == GGML_TYPE_F32 && by->ne[0] == 1 && by->ne[1] == x->ne[1] &&
-           by->ne[2] == x->ne[2] && by->ne[3] == x->ne[3];
+    const bool numbers = by->ne[0] == 1 && by->ne[1] == x->ne[1] && by->ne[2] == x->ne[2] && by->ne[3] == x->ne[3];
+    const bool weights = by->ne[0] == x->ne[0] && rows_of(by) == 1 && is_float(by);
+    return is_float(x) && is_float(op) && same_shape(op, x) && by->type == GGML_TYPE_F32 && (numbers || weights);
 }
 
 bool multiply(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];
+    const ggml_tensor * by = op->src[1];
+    const float * weights = by->ne[0] == 1 ? nullptr : (const float *) by->data;
     for (int64_t i = task.first(rows_of(x)); i < task.last(rows_of(x)); i++) {
-        kernels.scale((const float *) row_at(x, i), nullptr, (float *) row_at(op, i), x->ne[0], *(const float *) row_at(op->src[1], i));
+        kernels.scale((const float *) row_at(x, i), weights, (float *) row_at(op, i), x->ne[0],
+                      weights ? 1.0f : *(const float *) row_at(by, i));
     }
     return true;
 }
 
-void multiply_shrink(const ggml_tensor *, small_case & small) {
+void multiply_shrink(const ggml_tensor * op, small_case & small) {
     shrink_rows(small.src[0], 5);
-    std::copy_n(small.src[0].ne + 1, 3, small.src[1].ne + 1);
+    if (op->src[1]->ne[0] == 1) {
+        std::copy_n(small.src[0].ne + 1, 3, small.src[1].ne + 1);
+    }
     std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
 }
 
