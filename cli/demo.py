@@ -22,7 +22,9 @@ _GENERATE = ("--ctx", "512", "--depth", "3", "--stats")
 
 @reports_errors
 def demo(
-    unexpected: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="")] = None,
+    unexpected: Annotated[
+        list[str] | None, typer.Argument(hidden=True, metavar="", help="None; -o names the output.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(

@@ -1013,7 +1013,7 @@ class TestUsage:
             (["--fastmtp", "0"], ["--fastmtp"]),
             (["--fastmtp", "-5"], ["-5"]),
             (["--fastmtp=x"], ["--fastmtp", "integer"]),
-            (["--split-max-size", "4"], ["--split-max-size", "such as 4G", "'4'"]),
+            (["--split-max-size", "4T"], ["--split-max-size", "such as 4G", "'4T'"]),
             (["--split-max-size", "0G"], ["such as 4G", "'0G'"]),
             (["--split-max-size", "-1G"], ["such as 4G", "'-1G'"]),
             (["--threads", "0"], ["--threads"]),

@@ -55,6 +55,56 @@ left = ggml.plugged.left_to_ggml()
 print(json.dumps([ggml.plugged.instructions, float(abs(y - exact).max()), likeliest, left]))
 """
 
+# A norm times a row of weights, and the weighted sum of experts, which patched libraries fuse
+FUSED = """
+import ctypes, json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import F32, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+norm = ggml.base.ggml_rms_norm
+norm.restype = ctypes.c_void_p
+norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
+random = np.random.default_rng(1)
+x, w = random.standard_normal((3, 100), np.float32), random.standard_normal(100, np.float32)
+inputs = [(F32, (100, 3), x), (F32, (100,), w)]
+y = ggml.run(2, lambda c, t: ggml.base.ggml_mul(c, norm(c, t[0], 1e-6), t[1]), inputs)
+exact = x / np.sqrt((x.astype(float) ** 2).mean(axis=1, keepdims=True) + 1e-6) * w
+off = [float(abs(y.reshape(3, 100) - exact).max())]
+x, w = random.standard_normal((3, 4, 100), np.float32), random.standard_normal((3, 4), np.float32)
+y = ggml.weighted_sum(x, w, 2, apart=False, in_place=False)
+off.append(float(abs(y - (x * w[..., None]).sum(axis=1)).max()))
+print(json.dumps([ggml.plugged.instructions, off, ggml.plugged.left_to_ggml()]))
+"""
+
+# Operations on tensors that lie in different ways; which of them were computed by the library
+LAYOUTS = """
+import json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import F32, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+computed, right = {}, []
+def compute(name, operation, run, expected):
+    run()  # with the small case, if there is one
+    before = ggml.plugged.computed(operation)
+    right.append(bool((run() == expected).all()))
+    computed[name] = ggml.plugged.computed(operation) > before
+x = np.random.default_rng(1).standard_normal((6, 20), np.float32)
+def joined(step):
+    def build(c, t):
+        some = ggml.base.ggml_view_2d(c, t[0], 20, 6 // step, step * 80, 0)
+        return ggml.base.ggml_concat(c, some, some, 0)
+    return ggml.run(2, build, [(F32, (20, 6), x)]).reshape(6 // step, 40)
+compute("contiguous", "CONCAT", lambda: joined(1), np.tile(x, (1, 2)))
+compute("strided", "CONCAT", lambda: joined(2), np.tile(x[::2], (1, 2)))
+long = np.random.default_rng(2).standard_normal((2, 16389), np.float32)
+for name, in_place in {"apart": False, "in place": True}.items():
+    compute(name, "SCALE", lambda: ggml.scaled(long, 0.5, 2, in_place=in_place), long * 0.5)
+compute("anywhere", "ARGMAX", lambda: ggml.likeliest(x), x.argmax(axis=1))
+print(json.dumps([computed, right, ggml.plugged.left_to_ggml()]))
+"""
+
 # Rows that are copied in slices, fewer than threads
 LONG_ROWS = """
 import ctypes, json, sys
@@ -280,24 +330,57 @@ def test_greedy_text_is_the_same_at_every_depth_on_stock_libraries(models: Model
     assert texts == texts[:1] * 4
 
 
-@pytest.mark.thorough
-def test_kernels_with_other_results_are_left_to_ggml(tmp_path: Path) -> None:
-    library = tmp_path / shared_library("wrong")
-    wrong = Path(__file__).parents[1] / "support" / "kernels" / "wrong_kernels.cpp"
+def with_kernels(folder: Path, name: str) -> Path:
+    """The library with the kernels of another file."""
+    library = folder / shared_library(name)
+    kernels = Path(__file__).parents[1] / "support" / "kernels" / f"{name}_kernels.cpp"
     include = Path(llama_libraries.stock_libraries()).parents[1] / "include"
     command = [
-        *("c++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-o", library, wrong),
+        *("c++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-o", library, kernels),
         *(f"-I{folder}" for folder in (SOURCES / "include", SOURCES / "src", include)),
         *SOURCES.glob("src/*.cpp"),
         *("-ldl", "-pthread"),
     ]
     subprocess.run([str(word) for word in command], check=True)
-    name, off, likeliest, left = llama_libraries.answer(stock_libraries(), RMS_NORM, library)
+    return library
+
+
+@pytest.fixture(scope="module")
+def wrong_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library with the kernels of wrong_kernels.cpp."""
+    return with_kernels(tmp_path_factory.mktemp("wrong"), "wrong")
+
+
+@pytest.mark.thorough
+def test_kernels_with_other_results_are_left_to_ggml(wrong_library: Path) -> None:
+    name, off, likeliest, left = llama_libraries.answer(stock_libraries(), RMS_NORM, wrong_library)
     assert name == "WRONG"
     assert off < 1e-5
     assert likeliest
     assert len(left) == 1
     assert left[0].startswith("RMS_NORM of f32 is left to ggml: its results differ by ")
+
+
+@pytest.mark.thorough
+def test_a_fusion_is_not_used_where_a_part_of_it_is_wrong(
+    wrong_library: Path, libraries: Path
+) -> None:
+    name, off, left = llama_libraries.answer(libraries, FUSED, libraries, wrong_library)
+    assert name == "WRONG"
+    assert max(off) < 1e-5
+    assert [line.partition(":")[0] for line in left] == [
+        "MUL is not computed with what follows it",
+        "RMS_NORM of f32 is left to ggml",
+    ]
+
+
+@pytest.mark.thorough
+def test_every_layout_is_proved_for_itself(tmp_path: Path) -> None:
+    library, stock = with_kernels(tmp_path, "careless"), stock_libraries()
+    computed, right, left = llama_libraries.answer(stock, LAYOUTS, stock, library)
+    assert right == [True] * 5
+    assert {name for name, here in computed.items() if here} == {"contiguous", "apart"}
+    assert [line.split()[0] for line in left] == ["CONCAT", "SCALE", "ARGMAX"]
 
 
 def test_threads_and_forked_children() -> None:

@@ -274,7 +274,7 @@ def test_uploads_by_workers_go_on_after_a_signal(
         (("--remove-local", "--no-upload"), "expected an upload"),
         (("--worker-upload", "--cluster", "local:1", "--text", __file__), "no files here"),
         (("--sidecar", "Q9_K"), "Q9_K"),
-        (("--split-max-size", "0"), "expected a number and K, M or G"),
+        (("--split-max-size", "0"), "expected bytes, or a number and K, M or G"),
     ],
 )
 def test_options_that_contradict(words: tuple[str, ...], told: str, checkpoint: Path) -> None:

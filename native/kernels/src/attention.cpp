@@ -393,10 +393,6 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     return true;
 }
 
-int64_t path(const ggml_tensor * op) {
-    return op->src[1]->ne[0] << 32 | op->src[2]->ne[0] << 8 | std::min<int64_t>(op->src[0]->ne[1], most_few_queries + 1);
-}
-
 void shrink(const ggml_tensor *, small_case & small) {
     // more than a chunk of the cache, and more queries than a vector
     const int64_t queries = std::min<int64_t>(small.src[0].ne[1], 20), cells = std::min<int64_t>(small.src[1].ne[1], split + 64);
@@ -415,6 +411,6 @@ void shrink(const ggml_tensor *, small_case & small) {
 }  // namespace
 
 // ggml rounds queries to the type of the keys; the kernels do not.
-const operation attention_operation = { "FLASH_ATTN_EXT", fits, compute, shrink, path, 5e-4 };
+const operation attention_operation = { "FLASH_ATTN_EXT", fits, compute, shrink, 5e-4 };
 
 }  // namespace mtp

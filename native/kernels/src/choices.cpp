@@ -360,7 +360,7 @@ void exclude(ggml_type type, const candidate & of) {
     }
 }
 
-void forced_candidate::choose(const candidate * of) const { forced = of; }
+forced_candidate::forced_candidate(const candidate * of) { forced = of; }
 forced_candidate::~forced_candidate() { forced = nullptr; }
 
 choice::choice(const ggml_tensor * op, int64_t columns, const task & task) {

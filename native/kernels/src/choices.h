@@ -41,7 +41,7 @@ private:
 
 // Has a candidate compute the small case that is being proved, while it lives.
 struct forced_candidate {
-    void choose(const candidate * of) const;
+    explicit forced_candidate(const candidate * of);
     ~forced_candidate();
 };
 

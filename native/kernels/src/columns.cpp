@@ -83,11 +83,16 @@ double try_out_candidates(const operation & operation, const ggml_tensor * op, i
     const ggml_tensor * weights = op->src[0];
     candidate all[most_candidates];
     const int count = candidates_for(op, op->src[2] ? op->src[2]->ne[1] : rows_of(op->src[1]) / (weights->ne[2] * weights->ne[3]), all);
-    std::vector<std::vector<char>> results(count);
-    const forced_candidate forced;
-    const double apart = compare_with_ggml(operation, op, n_threads, results, [&](size_t i) { forced.choose(&all[i]); });
-    for (int i = 1; i < count; i++) {
-        if (results[i] != results[0]) {
+    small_graph graph(operation, op, n_threads);
+    std::vector<char> first;
+    double apart = -1;
+    for (int i = 0; i < count; i++) {
+        const forced_candidate forced(&all[i]);
+        const std::vector<char> found = graph.compute(true);
+        if (i == 0) {
+            first = found;
+            apart = graph.difference(graph.compute(false), first);
+        } else if (found.empty() || found != first) {
             exclude(weights->type, all[i]);
             tell_failure(std::string(operation.name) + " of " + ggml().type_name(weights->type) + " is not computed with " +
                          name_of(all[i]) + ": its results differ from those with " + name_of(all[0]));

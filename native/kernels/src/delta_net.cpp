@@ -90,11 +90,6 @@ template <class F> void each_head(const task & task, const sources & of, F compu
     }
 }
 
-int64_t path(const ggml_tensor * op) {
-    const sources of(op);
-    return of.S() << 8 | std::min<int64_t>(of.tokens(), delta_net_tokens + 1);
-}
-
 // More tokens than a kernel takes at a time, if there are as many, and two sequences. Returns their number.
 int64_t shrink_inputs(const ggml_tensor * op, small_case & small) {
     const sources of(op);
@@ -273,7 +268,7 @@ bool replay_in_place(const kernel_set & kernels, const task & task, const ggml_t
     return true;
 }
 
-const operation delta_net_operation = { "GATED_DELTA_NET", fits, compute, shrink, path, 1e-6 };
-const operation delta_net_replay_operation = { "GATED_DELTA_NET_REPLAY", replay_fits, replay_rows, shrink_replay, path, 1e-6 };
+const operation delta_net_operation = { "GATED_DELTA_NET", fits, compute, shrink, 1e-6 };
+const operation delta_net_replay_operation = { "GATED_DELTA_NET_REPLAY", replay_fits, replay_rows, shrink_replay, 1e-6 };
 
 }  // namespace mtp

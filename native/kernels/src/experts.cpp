@@ -123,8 +123,6 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     return true;
 }
 
-int64_t path(const ggml_tensor * op) { return op->src[0]->ne[0] << 5 | std::min<int64_t>(op->src[2]->ne[1], 17); }
-
 void shrink(const ggml_tensor *, small_case & small) {
     const int64_t rows = std::min<int64_t>(small.src[0].ne[1], 37), tokens = std::min<int64_t>(small.src[1].ne[2], 19);
     const int64_t experts = std::min<int64_t>(small.src[0].ne[2], 5);
@@ -135,6 +133,6 @@ void shrink(const ggml_tensor *, small_case & small) {
 
 }  // namespace
 
-const operation expert_product_operation = { "MUL_MAT_ID", fits, compute, shrink, path, product_bound, try_out_candidates };
+const operation expert_product_operation = { "MUL_MAT_ID", fits, compute, shrink, product_bound, try_out_candidates };
 
 }  // namespace mtp

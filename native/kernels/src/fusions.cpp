@@ -1,8 +1,9 @@
-// Operations that are computed with those after them: RMS_NORM with MUL, MUL with the sum of the experts of each token, CONCAT
+// Operations that are computed with those after them, with the same bits, where all of them are proved: RMS_NORM with MUL, MUL with the sum of the experts of each token, CONCAT
 // with SSM_CONV and SiLU, and GATED_DELTA_NET_REPLAY with the copy of its states.
 
 #include "graph.h"
 #include "graph_loop.h"
+#include "proof.h"
 
 #include <algorithm>
 #include <cmath>
@@ -39,15 +40,12 @@ int norm_times_weights(const kernel_set & kernels, const ggml_compute_params * p
     }
     const ggml_tensor * norm = node_at(graph, i);
     const ggml_tensor * product = node_at(graph, i + 1);
-    if (!is(product, "MUL") || (product->src[0] != norm && product->src[1] != norm)) {
+    if (!is(product, "MUL") || product->src[0] != norm || product->src[1]->ne[0] != norm->ne[0] || rows_of(product->src[1]) != 1 ||
+        !will_compute(norm, params->nth) || !will_compute(product, params->nth) || !only_last_is_used(graph, i, 2)) {
         return 0;
     }
     const ggml_tensor * x = norm->src[0];
-    const ggml_tensor * weights = product->src[product->src[0] == norm];
-    if (weights == norm || !is_float(x) || !is_float(product) || !is_float(weights) || !same_shape(x, product) ||
-        weights->ne[0] != x->ne[0] || rows_of(weights) != 1 || !only_last_is_used(graph, i, 2)) {
-        return 0;
-    }
+    const ggml_tensor * weights = product->src[1];
     const task task = { params, nullptr };
     float eps;
     memcpy(&eps, norm->op_params, sizeof(eps));
@@ -70,7 +68,7 @@ int weighted_sum_of_experts(const kernel_set & kernels, const ggml_compute_param
     const int64_t n = product->ne[0], experts = product->ne[1], tokens = product->ne[2];
     const int all = (int) (2 * experts);  // the product, a view of each, and a sum for all but the first
     if (experts < 2 || 2 * experts > most_together || i + all > n_nodes(graph) || product->ne[3] != 1 ||
-        !multiply_operation.fits(kernels, product)) {
+        weights->ne[0] != 1 || !will_compute(product, params->nth)) {
         return 0;
     }
     const ggml_tensor * sum = node_at(graph, i + 1);
@@ -136,7 +134,7 @@ int convolution_of_joined(const kernel_set & kernels, const ggml_compute_params 
     const ggml_tensor * convolution = node_at(graph, i + 1);
     const ggml_tensor * result = node_at(graph, i + 2);
     if (concat->op_params[0] != 0 || !is(convolution, "SSM_CONV") || !is(result, "UNARY") ||
-        result->op_params[0] != GGML_UNARY_OP_SILU || convolution->src[0] != concat || result->src[0] != convolution) {
+        strcmp(ggml().unary_op_name(result->op_params[0]), "SILU") || convolution->src[0] != concat || result->src[0] != convolution) {
         return 0;
     }
     const ggml_tensor * states = concat->src[0];  // [taps - 1, channels, sequences]
@@ -202,12 +200,15 @@ int states_in_place(const kernel_set & kernels, const ggml_compute_params * para
     while (copy < n_nodes(graph) && is_empty_node(node_at(graph, copy))) {
         copy++;
     }
-    if (copy == n_nodes(graph) || !is(node_at(graph, copy), "CPY") || (op->flags & GGML_TENSOR_FLAG_OUTPUT)) {
+    if (copy == n_nodes(graph) || !is(node_at(graph, copy), "CPY") || (op->flags & GGML_TENSOR_FLAG_OUTPUT) ||
+        !will_compute(op, params->nth)) {
         return 0;
     }
-    // The copy's source and one other view, which ends before it, are all that uses the result.
+    // The copy's source and one other view, which ends before it, are all that uses the result. A copy of few elements is
+    // always ggml's.
     const ggml_tensor * rows = node_at(graph, copy)->src[0];
-    if (rows->view_src != op || ggml().graph_n_uses(graph, i) != 2) {
+    if (rows->view_src != op || ggml().graph_n_uses(graph, i) != 2 ||
+        (copy_operation.fits(kernels, node_at(graph, copy)) && !will_compute(node_at(graph, copy), params->nth))) {
         return 0;
     }
     int views = 0;
@@ -228,13 +229,62 @@ int states_in_place(const kernel_set & kernels, const ggml_compute_params * para
     return replay_in_place(kernels, { params, &member.of }, op, node_at(graph, copy)) ? copy + 1 - i : 0;
 }
 
+// Whether kernels that nothing but a fusion calls have the bits of those that the operations call, which are proved. `length`
+// has whole vectors and a rest.
+
+constexpr int length = 203, most_rows = 9;
+
+struct small_rows {
+    float rows[most_rows][length], weights[length * taps], found[length] = {}, expected[length] = {};
+
+    small_rows() {
+        random_numbers random;
+        for (auto & row : rows) {
+            std::generate(row, row + length, [&] { return random.between(-1.0f, 1.0f); });
+        }
+        std::generate(weights, weights + length * taps, [&] { return random.between(-1.0f, 1.0f); });
+    }
+    bool agree() const { return !memcmp(found, expected, sizeof(found)); }
+};
+
+bool sums_agree(const kernel_set & kernels) {
+    small_rows of;
+    const float * from[most_rows];
+    for (int i = 0; i < most_rows; i++) {
+        from[i] = of.rows[i];
+        float product[length];
+        kernels.scale(of.rows[i], nullptr, i ? product : of.expected, length, of.weights[i]);
+        for (int j = 0; i && j < length; j++) {
+            of.expected[j] += product[j];
+        }
+    }
+    kernels.weighted_sum(length, of.found, from, of.weights, most_rows);
+    return of.agree();
+}
+
+bool convolutions_agree(const kernel_set & kernels) {
+    small_rows of;
+    const float * from[taps];
+    float inputs[length * taps], weights[taps * length];
+    for (int i = 0; i < taps; i++) {
+        from[i] = of.rows[i];
+        for (int c = 0; c < length; c++) {
+            inputs[c * taps + i] = of.rows[i][c];
+            weights[i * length + c] = of.weights[c * taps + i];
+        }
+    }
+    kernels.convolve(inputs, of.weights, of.expected, taps, taps, length, length, 0, 1);
+    kernels.convolve_row(length, of.found, from, weights, length);
+    return of.agree();
+}
+
 }  // namespace
 
 const fusion all_fusions[n_fusions] = {
-    { "RMS_NORM", norm_times_weights },
-    { "MUL", weighted_sum_of_experts },
-    { "CONCAT", convolution_of_joined },
-    { "GATED_DELTA_NET_REPLAY", states_in_place },
+    { "RMS_NORM", norm_times_weights, nullptr },
+    { "MUL", weighted_sum_of_experts, sums_agree },
+    { "CONCAT", convolution_of_joined, convolutions_agree },
+    { "GATED_DELTA_NET_REPLAY", states_in_place, nullptr },
 };
 
 }  // namespace mtp

@@ -56,6 +56,7 @@ const char * find_ggml(void * library) {
     look_up(api.graph_n_nodes, "ggml_graph_n_nodes", false);
     look_up(api.graph_node, "ggml_graph_node", false);
     look_up(api.can_fuse_subgraph, "ggml_can_fuse_subgraph_ext", false);
+    look_up(api.unary_op_name, "ggml_unary_op_name", false);
     look_up(api.silu, "ggml_vec_silu_f32", false);
     if (!missing) {
         found = api;

@@ -94,9 +94,11 @@ struct ggml_api {
     bool (*can_fuse_subgraph)(const ggml_cgraph * graph, const int * nodes, int n, const ggml_op * ops, const int * outputs,
                               int n_outputs);
     void (*silu)(int n, float * y, const float * x);
+    const char * (*unary_op_name)(int op);
 
     bool has_graph_loop() const {
-        return set_graph_hooks && graph_n_uses && graph_n_nodes && graph_node && can_fuse_subgraph && silu;
+        return set_graph_hooks && graph_n_uses && graph_n_nodes && graph_node && can_fuse_subgraph && silu &&
+               unary_op_name;
     }
 
     // whether ggml_compute_params has use_ref

@@ -13,6 +13,9 @@ struct fusion {
     // Computes node i and those that belong to it, by each thread. Returns how many nodes that are; 0, before anything is
     // written and in every thread, if they do not fit.
     int (*compute)(const kernel_set & kernels, const ggml_compute_params * params, const ggml_cgraph * graph, int i);
+
+    // Whether kernels that only this calls have the bits of those of the single operations; NULL: there are none.
+    bool (*agrees)(const kernel_set & kernels);
 };
 
 constexpr int n_fusions = 4;

@@ -7,13 +7,16 @@
 
 namespace mtp {
 
-// A case of an operation as small as its check takes: types and sizes of its sources and of its result.
+// A case of an operation as small as its check takes: types, sizes and strides of its sources and of its result.
 struct small_case {
     struct tensor {
         ggml_type type;
         int64_t ne[4];
-        int64_t below;  // of I32: values from 0 to this
-        float low, high;  // of numbers: their range
+        uint8_t order[4];  // the dimensions in the order of their strides
+        bool apart[4];     // whether there is room between elements of order[i] and the next ones
+        bool is_result;    // whether a source is in the place of the result
+        int64_t below;     // of I32: values from 0 to this
+        float low, high;   // of numbers: their range
     };
     tensor src[GGML_MAX_SRC];  // type GGML_TYPE_COUNT: none
     tensor result;
@@ -29,11 +32,9 @@ struct operation {
     // graph's work memory is smaller than expected.
     bool (*compute)(const kernel_set & kernels, const task & task, ggml_tensor * op);
 
-    // Makes the small case, which has the sizes of `op` at first, smaller, without another path.
+    // Makes the small case, which has the sizes of `op` at first, smaller. The code that computes it must be the same: all
+    // operations with the same small case have one proof.
     void (*shrink)(const ggml_tensor * op, small_case & small);
-
-    // A number for the code that computes `op`, as far as it depends on sizes; may be NULL. Each has a check of its own.
-    int64_t (*path)(const ggml_tensor * op);
 
     // The largest normalized mean squared difference from ggml's result; 0: none at all.
     double bound;

@@ -137,16 +137,16 @@ void join_graph_loop() {
     if (!ggml().has_graph_loop()) {
         return;
     }
-    for (int op = 0; op < most_ops; op++) {
-        for (int f = 0; by_number[op] && f < n_fusions; f++) {
-            if (!strcmp(by_number[op]->of->name, all_fusions[f].first)) {
-                fused[f] = by_number[op];
-            }
-        }
-        if (by_number[op] && by_number[op]->of == &product_operation) {
-            mul_mat = op;
+    for (int f = 0; f < n_fusions; f++) {
+        const fusion & fusion = all_fusions[f];
+        fused[f] = by_number[op_number(fusion.first)];
+        if (fused[f] && fusion.agrees && !fusion.agrees(*kernels)) {
+            fused[f] = nullptr;
+            tell_failure(std::string(fusion.first) + " is not computed with what follows it: the bits of the result differ");
         }
     }
+    const int product = op_number(product_operation.name);
+    mul_mat = by_number[product] ? product : 0;
     ggml().set_graph_hooks(&hooks);
 }
 

@@ -85,17 +85,17 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
 // The weights that a thread reads first: so many bytes leave room in an L2 cache.
 constexpr int64_t bytes_ahead = 65536;
 
-// Up to 16 columns have code of their own, and which it is depends on the length of a row, too.
-int64_t path(const ggml_tensor * op) { return op->src[0]->ne[0] << 5 | std::min<int64_t>(op->src[1]->ne[1], 17); }
-
+// Rows of any length, because kernels take some blocks at a time; some more columns of a matrix than have code of their own.
 void shrink(const ggml_tensor *, small_case & small) {
-    const int64_t rows = std::min<int64_t>(small.src[0].ne[1], 37), cols = std::min<int64_t>(small.src[1].ne[1], 19);
+    const int64_t rows = std::min<int64_t>(small.src[0].ne[1], 37);
+    int64_t cols = std::min<int64_t>(small.src[1].ne[1], 19);
     small.src[0].ne[1] = small.result.ne[0] = rows;
     small.src[1].ne[1] = small.result.ne[1] = cols;
     for (int i = 2; i < 4; i++) {
-        const int64_t repeats = small.src[1].ne[i] / small.src[0].ne[i];
+        const int64_t repeats = std::min<int64_t>(small.src[1].ne[i] / small.src[0].ne[i], std::max<int64_t>(2, 19 / cols));
         small.src[0].ne[i] = std::min<int64_t>(small.src[0].ne[i], 2);
-        small.src[1].ne[i] = small.result.ne[i] = small.src[0].ne[i] * std::min<int64_t>(repeats, 2);
+        small.src[1].ne[i] = small.result.ne[i] = small.src[0].ne[i] * repeats;
+        cols *= repeats;
     }
 }
 
@@ -133,6 +133,6 @@ void prefetch_next_product(const kernel_set & kernels, const ggml_compute_params
     }
 }
 
-const operation product_operation = { "MUL_MAT", fits, compute, shrink, path, product_bound, try_out_candidates };
+const operation product_operation = { "MUL_MAT", fits, compute, shrink, product_bound, try_out_candidates };
 
 }  // namespace mtp

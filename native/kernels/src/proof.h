@@ -4,7 +4,6 @@
 
 #include "operation.h"
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +22,10 @@ struct random_numbers {
 void fill(ggml_tensor * t, const small_case::tensor & like, random_numbers & random);
 small_case case_of(const operation & operation, const ggml_tensor * op);
 
+// A tensor that lies as one of a small case does, in memory of its own, full of zeros; what it takes of a context.
+ggml_tensor * place(ggml_context * context, const small_case::tensor & like, ggml_tensor ** memory = nullptr);
+size_t size_of(const small_case::tensor & t);
+
 // Memory for the tensors of a small case; NULL: there is none.
 using small_context = std::unique_ptr<ggml_context, void (*)(ggml_context *)>;
 small_context make_context(size_t size);
@@ -30,11 +33,25 @@ small_context make_context(size_t size);
 // Computes a graph; two threads have to wait for each other. False if that fails.
 bool compute_graph(ggml_cgraph * graph, int n_threads);
 
-// How much the kernels' result of a small case differs from ggml's: the mean squared difference over the mean square; negative
-// if it could not be found out. The kernels compute it once for each of `results`, after choose(i); these are the bytes, none
-// where they did not compute it. The first is the one that is compared.
-double compare_with_ggml(const operation & operation, const ggml_tensor * op, int n_threads, std::vector<std::vector<char>> & results,
-                         const std::function<void(size_t)> & choose = [](size_t) {});
+// The small case of an operation.
+class small_graph {
+public:
+    small_graph(const operation & operation, const ggml_tensor * op, int n_threads);
+
+    // The bytes of the result and those between its elements, computed by the kernels or by ggml; none if that fails.
+    std::vector<char> compute(bool by_kernels);
+
+    // The mean squared difference over the mean square; negative if one of them could not be computed.
+    double difference(const std::vector<char> & expected, const std::vector<char> & found) const;
+
+private:
+    const int n_threads;
+    ggml_type type;
+    small_context context{nullptr, nullptr};
+    ggml_tensor *tensor, *memory;
+    ggml_cgraph * graph;
+    std::vector<char> before;  // in the memory of the result, which may be that of a source
+};
 
 // Adds a sentence to `failures`, which goes to the standard error stream, too.
 void tell_failure(const std::string & line);
@@ -45,8 +62,8 @@ struct candidate_scope {
     ~candidate_scope();
 };
 
-// The kinds differ in the operation, its parameters, the types of its sources, its path, and whether there are several threads:
-// a process that computes with one must not get others, which forked children would wait for.
+// The kinds differ in the operation, its parameters, its small case, and whether there are several threads: a process that
+// computes with one must not get others, which forked children would wait for.
 
 // Whether the kernels' result was found to be ggml's; with several threads, it holds for one, too. Called by every thread for
 // every operation; locks nothing.

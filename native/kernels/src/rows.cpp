@@ -20,6 +20,14 @@ float float_param(const ggml_tensor * op, int i) {
     return value;
 }
 
+// Two rows, as long as it takes, with the same rest.
+void shrink_long_rows(small_case::tensor & t) {
+    t.ne[0] = std::min<int64_t>(t.ne[0], 19968 + t.ne[0] % 64);
+    for (int i = 1; i < 4; i++) {
+        t.ne[i] = std::min<int64_t>(t.ne[i], 2);
+    }
+}
+
 void shrink_rows(small_case::tensor & t, int64_t most) {
     t.ne[1] = std::min(t.ne[1], most);
     t.ne[2] = std::min<int64_t>(t.ne[2], 2);
@@ -70,17 +78,12 @@ bool concat(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     return true;
 }
 
-// Along rows, long ones that lie across have code of their own.
-int64_t concat_path(const ggml_tensor * op) {
-    const bool across = op->op_params[0] == 0 && op->src[1]->nb[1] == sizeof(float);
-    return across ? std::min<int64_t>(op->src[1]->ne[0], 16) : -1;
-}
-
+// Rows that lie across are copied in blocks of up to 16 by 16.
 void concat_shrink(const ggml_tensor * op, small_case & small) {
     const int dim = op->op_params[0];
     for (int i = 0; i < 4; i++) {
         for (int s = 0; s < 2; s++) {
-            small.src[s].ne[i] = std::min<int64_t>(small.src[s].ne[i], i < 2 ? 150 : 2);
+            small.src[s].ne[i] = std::min<int64_t>(small.src[s].ne[i], i == 0 ? 40 : i == 1 ? 150 : 2);
         }
         small.result.ne[i] = small.src[0].ne[i] + (i == dim ? small.src[1].ne[i] : 0);
     }
@@ -116,10 +119,8 @@ bool convolution(const kernel_set & kernels, const task & task, ggml_tensor * op
     return true;
 }
 
-int64_t convolution_path(const ggml_tensor * op) { return std::min<int64_t>(op->ne[1], 9); }
-
 void convolution_shrink(const ggml_tensor *, small_case & small) {
-    const int64_t tokens = std::min<int64_t>(small.result.ne[1], 19), channels = std::min<int64_t>(small.result.ne[0], 150);
+    const int64_t tokens = std::min<int64_t>(small.result.ne[1], 19), channels = std::min<int64_t>(small.result.ne[0], 128 + small.result.ne[0] % 64);
     small.src[0].ne[0] = small.src[1].ne[0] - 1 + tokens;
     small.src[0].ne[1] = small.src[1].ne[1] = small.result.ne[0] = channels;
     small.result.ne[1] = tokens;
@@ -149,26 +150,32 @@ void rms_norm_shrink(const ggml_tensor *, small_case & small) {
     std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
 }
 
-// MUL of each row by one number
+// MUL of each row by one number, or of all rows by the same row of weights
 
 bool multiply_fits(const kernel_set &, const ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];
     const ggml_tensor * by = op->src[1];
-    return is_float(x) && is_float(op) && same_shape(op, x) && by->type == GGML_TYPE_F32 && by->ne[0] == 1 && by->ne[1] == x->ne[1] &&
-           by->ne[2] == x->ne[2] && by->ne[3] == x->ne[3];
+    const bool numbers = by->ne[0] == 1 && by->ne[1] == x->ne[1] && by->ne[2] == x->ne[2] && by->ne[3] == x->ne[3];
+    const bool weights = by->ne[0] == x->ne[0] && rows_of(by) == 1 && is_float(by);
+    return is_float(x) && is_float(op) && same_shape(op, x) && by->type == GGML_TYPE_F32 && (numbers || weights);
 }
 
 bool multiply(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];
+    const ggml_tensor * by = op->src[1];
+    const float * weights = by->ne[0] == 1 ? nullptr : (const float *) by->data;
     for (int64_t i = task.first(rows_of(x)); i < task.last(rows_of(x)); i++) {
-        kernels.scale((const float *) row_at(x, i), nullptr, (float *) row_at(op, i), x->ne[0], *(const float *) row_at(op->src[1], i));
+        kernels.scale((const float *) row_at(x, i), weights, (float *) row_at(op, i), x->ne[0],
+                      weights ? 1.0f : *(const float *) row_at(by, i));
     }
     return true;
 }
 
-void multiply_shrink(const ggml_tensor *, small_case & small) {
+void multiply_shrink(const ggml_tensor * op, small_case & small) {
     shrink_rows(small.src[0], 5);
-    std::copy_n(small.src[0].ne + 1, 3, small.src[1].ne + 1);
+    if (op->src[1]->ne[0] == 1) {
+        std::copy_n(small.src[0].ne + 1, 3, small.src[1].ne + 1);
+    }
     std::copy_n(small.src[0].ne + 1, 3, small.result.ne + 1);
 }
 
@@ -191,8 +198,7 @@ bool scale(const kernel_set & kernels, const task & task, ggml_tensor * op) {
 
 void scale_shrink(const ggml_tensor *, small_case & small) {
     for (auto * t : { &small.src[0], &small.result }) {
-        t->ne[0] = std::min<int64_t>(t->ne[0], 20000);
-        std::fill(t->ne + 1, t->ne + 4, 1);
+        shrink_long_rows(*t);
     }
 }
 
@@ -254,8 +260,6 @@ bool copy(const kernel_set &, const task & task, ggml_tensor * op) {
     });
 }
 
-int64_t copy_path(const ggml_tensor * op) { return same_shape(op->src[0], op); }
-
 bool get_rows_fits(const kernel_set &, const ggml_tensor * op) {
     const ggml_tensor * x = op->src[0];
     const ggml_tensor * ids = op->src[1];
@@ -277,32 +281,34 @@ bool get_rows(const kernel_set &, const task & task, ggml_tensor * op) {
 }
 
 void get_rows_shrink(const ggml_tensor *, small_case & small) {
-    small.src[0].ne[0] = small.result.ne[0] = std::min<int64_t>(small.src[0].ne[0], 20000);
-    small.src[0].ne[1] = small.src[1].below = std::min<int64_t>(small.src[0].ne[1], 3);
-    small.src[1].ne[0] = small.result.ne[1] = 1;
+    shrink_long_rows(small.src[0]);
+    small.src[0].ne[1] = small.src[1].below = 3;  // whatever their number
+    small.src[1].ne[0] = small.result.ne[1] = std::min<int64_t>(small.src[1].ne[0], 2);
+    small.result.ne[0] = small.src[0].ne[0];
 }
 
 void copy_shrink(const ggml_tensor * op, small_case & small) {
-    for (auto * t : { &small.src[0], &small.src[1], &small.result }) {
-        t->ne[0] = std::min<int64_t>(t->ne[0], 20000);
-        std::fill(t->ne + 1, t->ne + 4, 1);
+    const bool as_it_is = same_shape(op->src[0], op);
+    shrink_long_rows(small.result);
+    small.result.ne[0] -= as_it_is ? 0 : small.result.ne[0] % 2;
+    for (auto * t : { &small.src[0], &small.src[1] }) {
+        std::copy_n(small.result.ne, 4, t->ne);
     }
-    if (!same_shape(op->src[0], op)) {  // two rows of half the length
-        small.src[0].ne[0] = small.result.ne[0] / 2;
-        small.src[0].ne[1] = 2;
-        small.src[1].ne[0] = small.result.ne[0] = 2 * small.src[0].ne[0];
+    if (!as_it_is) {  // rows of half the length
+        small.src[0].ne[0] /= 2;
+        small.src[0].ne[1] *= 2;
     }
 }
 
 }  // namespace
 
-const operation concat_operation = { "CONCAT", concat_fits, concat, concat_shrink, concat_path, 0 };
-const operation convolution_operation = { "SSM_CONV", convolution_fits, convolution, convolution_shrink, convolution_path, 1e-9 };
-const operation rms_norm_operation = { "RMS_NORM", rms_norm_fits, rms_norm, rms_norm_shrink, nullptr, 1e-9 };
-const operation multiply_operation = { "MUL", multiply_fits, multiply, multiply_shrink, nullptr, 0 };
-const operation scale_operation = { "SCALE", scale_fits, scale, scale_shrink, nullptr, 0 };
-const operation argmax_operation = { "ARGMAX", argmax_fits, argmax, argmax_shrink, nullptr, 0 };
-const operation get_rows_operation = { "GET_ROWS", get_rows_fits, get_rows, get_rows_shrink, nullptr, 0 };
-const operation copy_operation = { "CPY", copy_fits, copy, copy_shrink, copy_path, 0 };
+const operation concat_operation = { "CONCAT", concat_fits, concat, concat_shrink, 0 };
+const operation convolution_operation = { "SSM_CONV", convolution_fits, convolution, convolution_shrink, 1e-9 };
+const operation rms_norm_operation = { "RMS_NORM", rms_norm_fits, rms_norm, rms_norm_shrink, 1e-9 };
+const operation multiply_operation = { "MUL", multiply_fits, multiply, multiply_shrink, 0 };
+const operation scale_operation = { "SCALE", scale_fits, scale, scale_shrink, 0 };
+const operation argmax_operation = { "ARGMAX", argmax_fits, argmax, argmax_shrink, 0 };
+const operation get_rows_operation = { "GET_ROWS", get_rows_fits, get_rows, get_rows_shrink, 0 };
+const operation copy_operation = { "CPY", copy_fits, copy, copy_shrink, 0 };
 
 }  // namespace mtp

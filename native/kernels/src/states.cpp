@@ -181,10 +181,10 @@ bool replace_rows(const task & task, const ggml_tensor * op, float * const * row
 
 namespace {
 
-int64_t path(const ggml_tensor * op) { return ~delta_net_operation.path(op); }
+void shrink(const ggml_tensor * op, small_case & small) { delta_net_operation.shrink(op, small); }
 
 double try_out(const operation & operation, const ggml_tensor * op, int n_threads) {
-    small_case small = case_of(delta_net_operation, op);
+    const small_case small = case_of(operation, op);
     const int64_t S = small.src[2].ne[0], H = small.src[2].ne[1], n = small.src[5].ne[3], row = S * S * H;
     const int64_t attention = S * H * small.src[2].ne[2] * n;
     const bool one = op->op_params[0] == 1;
@@ -193,7 +193,7 @@ double try_out(const operation & operation, const ggml_tensor * op, int n_thread
 
     size_t size = ggml().graph_overhead() + 16 * (ggml().tensor_overhead() + 64) + sizeof(float) * row * (4 * n + 1);
     for (const auto & t : small.src) {
-        size += t.type == GGML_TYPE_F32 ? sizeof(float) * t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] + 64 : 0;
+        size += size_of(t);
     }
     size += sizeof(float) * (small.result.ne[0] + attention);
     const small_context context = make_context(size);
@@ -230,7 +230,7 @@ double try_out(const operation & operation, const ggml_tensor * op, int n_thread
     memcpy(result->op_params, op->op_params, sizeof(result->op_params));
     random_numbers random;
     for (int i = 0; i < 5; i++) {
-        result->src[i] = make(small.src[i].ne);
+        result->src[i] = place(context.get(), small.src[i]);
         fill(result->src[i], small.src[i], random);
     }
     result->src[5] = view("RESHAPE", shaped, gathered, 0);
@@ -245,7 +245,7 @@ double try_out(const operation & operation, const ggml_tensor * op, int n_thread
     const int64_t compared = one ? attention : small.result.ne[0];
     const auto computed = [&](std::vector<float> & found) {
         random_numbers states;
-        fill(memory, { GGML_TYPE_F32, {}, 1, -1.0f, 1.0f }, states);
+        fill(memory, { GGML_TYPE_F32, {}, {}, {}, false, 1, -1.0f, 1.0f }, states);
         memset(gathered->data, 0, sizeof(note));
         memset(result->data, 0, bytes(result));
         if (!compute_graph(graph, n_threads)) {
@@ -262,7 +262,6 @@ double try_out(const operation & operation, const ggml_tensor * op, int n_thread
         const candidate_scope trying(result);
         noted = computed(found) && rows_noted(gathered->data);
     }
-    (void) operation;
     if (!copied || !noted) {
         return -1;
     }
@@ -286,6 +285,6 @@ void plan_states(const kernel_set & kernels, const ggml_tensor * copy, int n_thr
     }
 }
 
-const operation states_in_memory = { "GATED_DELTA_NET in place", nullptr, nullptr, nullptr, path, 0, try_out };
+const operation states_in_memory = { "GATED_DELTA_NET in place", nullptr, nullptr, shrink, 0, try_out };
 
 }  // namespace mtp

@@ -37,6 +37,7 @@ class Case:
     ids: tuple[int, ...] = (2,)
     snapshots: int = 1
     threads: int = 2
+    strided: bool = False  # queries, keys and values are every other head of a tensor
     kept: bool = False  # the gathered rows are an output
     read: bool = False  # another operation reads them
     written: bool = False  # the memory changes after they were gathered
@@ -48,6 +49,7 @@ CASES = {
     "one": Case(),
     "one thread": Case(threads=1),
     "prompt": Case(tokens=40),
+    "strided": Case(strided=True),
     "two sequences": Case(tokens=3, ids=(2, 3)),
     "other order": Case(ids=(3, 2)),
     "snapshots": Case(tokens=5, snapshots=4),
@@ -64,7 +66,8 @@ def compute(ggml: Ggml, case: Case) -> Floats:
     base, n = ggml.base, len(case.ids)
     rows, _ = draw(n, case.tokens, SHAPE, per_element=False)
     memory = np.random.default_rng(1).standard_normal((ROWS, ROW), np.float32)
-    inputs: list[Input] = [(F32, x.shape[::-1], x) for x in (rows[name] for name in "qkv")]
+    heads = [np.repeat(rows[name], 1 + case.strided, axis=2) for name in "qkv"]
+    inputs: list[Input] = [(F32, x.shape[::-1], x) for x in heads]
     inputs += [(F32, rows[name].shape[::-1], rows[name]) for name in ("g", "beta")]
     inputs += [(F32, (ROW, ROWS), memory), (I32, (n,), np.array(case.ids, np.int32))]
     attention = n * case.tokens * HEADS * SIZE
@@ -72,6 +75,10 @@ def compute(ggml: Ggml, case: Case) -> Floats:
 
     def build(context: Any, tensors: list[Any]) -> list[Any]:
         view = base.ggml_view_3d
+        if case.strided:
+            row = SIZE * 4
+            shape = (SIZE, HEADS, case.tokens, 2 * row, 2 * row * HEADS, 0)
+            tensors = [*(view(context, tensor, *shape) for tensor in tensors[:3]), *tensors[3:]]
         gathered = base.ggml_get_rows(context, tensors[MEMORY], tensors[IDS])
         results = [gathered]
         if case.kept:

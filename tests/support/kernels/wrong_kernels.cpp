@@ -1,5 +1,5 @@
-// In place of the kernels of native/kernels/src/lanes: no products, sums of squares that are twice what they should be, and
-// the right maxima. Built by test_plugged.py.
+// In place of the kernels of native/kernels/src/lanes: no products, sums of squares that are twice what they should be,
+// weighted sums without the last row, no convolutions, and the right maxima and scaled rows. Built by test_plugged.py.
 
 #include "lanes/lanes.h"
 
@@ -15,11 +15,24 @@ static double twice_the_sum(const float * x, int64_t n) {
     return sum;
 }
 
-static void scale(const float * x, const float *, float * y, int64_t n, float by) {
+static void scale(const float * x, const float * w, float * y, int64_t n, float by) {
     for (int64_t i = 0; i < n; i++) {
-        y[i] = x[i] * by;
+        y[i] = w ? x[i] * by * w[i] : x[i] * by;
     }
 }
+
+static void without_last(int64_t n, float * y, const float * const * x, const float * w, int count) {
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = x[0][i] * w[0];
+        for (int j = 1; j < count - 1; j++) {
+            y[i] += x[j][i] * w[j];
+        }
+    }
+}
+
+static void convolve(const float *, const float *, float *, int, int, int64_t, int, int, int) {}
+
+static void convolve_row(int64_t, float *, const float * const *, const float *, int64_t) {}
 
 static int64_t last_largest(const float * x, int64_t n) {
     int64_t at = 0;
@@ -30,8 +43,8 @@ static int64_t last_largest(const float * x, int64_t n) {
 }
 
 const kernel_set * choose_kernels(const char *) {
-    static const kernel_set wrong = { "WRONG", no_product, nullptr, nullptr,       nullptr, nullptr,
-                                      nullptr, nullptr, twice_the_sum, scale,   nullptr, last_largest, nullptr };
+    static const kernel_set wrong = { "WRONG",  no_product,   nullptr,       nullptr, nullptr,      nullptr,
+                                      convolve, convolve_row, twice_the_sum, scale,   without_last, last_largest, nullptr };
     return &wrong;
 }
 
