@@ -535,6 +535,10 @@ def _declare(lib: ctypes.CDLL) -> None:
         POINTER(c_size_t),
     ]
 
+    # const char * mtp_session_fields(void);
+    lib.mtp_session_fields.restype = c_char_p
+    lib.mtp_session_fields.argtypes = []
+
     # mtp_status mtp_depth_new(int32_t max_depth, mtp_depth ** out);
     lib.mtp_depth_new.restype = c_int32
     lib.mtp_depth_new.argtypes = [c_int32, POINTER(c_void_p)]

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.tensor_types import BY_ID
 
+from ._bindings import library
+from .exact import kernels
+from .libraries import device_name, loaded_versions
+from .runtime import llama_cpp, plugged_kernels
+
 if TYPE_CHECKING:
     from .llama import MTPLlama
 
-# Fields of llama.cpp's context parameters that the stored state depends on, with their types.
-_CONTEXT = {
-    "flash_attn_type": int,
-    "rope_scaling_type": int,
-    "rope_freq_base": float,
-    "rope_freq_scale": float,
-    "yarn_ext_factor": float,
-    "yarn_attn_factor": float,
-    "yarn_beta_fast": float,
-    "yarn_beta_slow": float,
-    "yarn_orig_ctx": int,
-    "swa_full": bool,
-}
+# In these words of `session_fields`, and in no others, a field is compared.
+KEPT, PLACED = "kept", "placed"
+
+
+def session_fields() -> dict[tuple[str, str], str]:
+    """Return why a field is compared or not, by the parameters ("model", "context") and its name.
+
+    KEPT; PLACED, if it matters with a GPU only; or the reason why it never does. The list is that
+    of native/src/session_fields.h, which llama-server has, too.
+    """
+    lines = library().mtp_session_fields().decode().splitlines()
+    found = (line.split(" ", 2) for line in lines)
+    return {(parameters, name): why for parameters, name, why in found}
 
 
 def identity_of(llm: MTPLlama) -> dict[str, str]:
@@ -34,23 +40,46 @@ def identity_of(llm: MTPLlama) -> dict[str, str]:
 
     The model's files are identified by their size and samples of their bytes, not by their names.
     """
-    params = llm.context_params
+    metadata = llm.metadata
+    architecture = metadata.get("general.architecture", "")
     found: dict[str, object] = {
         "program": "MTPLlama",
-        "architecture": llm.metadata.get("general.architecture", ""),
-        "name": llm.metadata.get("general.name", ""),
+        "state": getattr(llama_cpp, "LLAMA_STATE_SEQ_VERSION", "unknown"),
+        "llama.cpp": loaded_versions(),
+        "kernels": f"{kernels()} {plugged_kernels.instructions}",
+        "system": llama_cpp.llama_print_system_info().decode(),
+        "architecture": architecture,
+        "name": metadata.get("general.name", ""),
         "model": _file(llm.model_path),
     }
     if llm.head is not None:
         found["head"] = _file(llm._mtp_options["mtp_head"] or llm.model_path)
     if llm.lora_path:
         found |= {"adapter": _file(llm.lora_path), "adapter_scale": float(llm.lora_scale)}
-    found |= {"cache_type_k": _type_name(params.type_k), "cache_type_v": _type_name(params.type_v)}
-    # llama.cpp keeps floats of 32 bits; their shortest decimal form is exact.
-    found |= {name: convert(getattr(params, name)) for name, convert in _CONTEXT.items()}
+    if original := metadata.get(f"{architecture}.rope.scaling.original_context_length"):
+        found["long_rope"] = llm.n_ctx() > int(original)  # llama.cpp has a rotation for each
+    for parameters, values in (("model", llm.model_params), ("context", llm.context_params)):
+        found |= _compared(llm, parameters, values)
     for key, value in sorted((llm.kv_overrides or {}).items()):
         found[f"override {key}"] = f"{type(value).__name__} {value}"
     return {_printable(name, 255): _printable(value, 4095) for name, value in found.items()}
+
+
+def _compared(llm: MTPLlama, parameters: str, values: ctypes.Structure) -> dict[str, object]:
+    """Return the compared fields of a struct of llama.cpp's; one that nobody listed is compared."""
+    listed = session_fields()
+    compared = {KEPT, PLACED} if device_name(-1) != "CPU" else {KEPT}
+    pointers: dict[str, object] = {
+        "tensor_split": llm.tensor_split,
+        "tensor_buft_overrides": [llm._mtp_options[o] for o in ("n_cpu_moe", "tensor_overrides")],
+    }
+    found: dict[str, object] = {}
+    for name, *_ in values._fields_:
+        if listed.get((parameters, name), KEPT) in compared:
+            # llama.cpp keeps floats of 32 bits; their shortest decimal form is exact.
+            value: Any = pointers[name] if name in pointers else getattr(values, name)
+            found[name] = _type_name(value) if name in {"type_k", "type_v"} else value
+    return found
 
 
 def check_identity(path: Path, saved: Mapping[str, str], here: Mapping[str, str]) -> None:

@@ -571,6 +571,11 @@ MTP_API mtp_status mtp_session_file_header(const char * path, const mtp_session_
                                            mtp_session_section * sections, const mtp_session_field * fields, void * out,
                                            size_t n, size_t * out_n);
 
+/* Returns which of llama.cpp's parameters a session has to have in common with the model that continues it: a line for
+ * each field, "model FIELD WHY" or "context FIELD WHY". WHY is "kept", "placed" if it matters with a GPU only, or the
+ * reason why it never does. */
+MTP_API const char * mtp_session_fields(void);
+
 /* ---- draft depth ----
  *
  * Chooses the draft depth of each cycle from measured costs and outcomes. It reads no clock and uses no

@@ -9,6 +9,7 @@
 #include "../include/mtp.h"
 #include "../src/crc32.h"
 #include "../src/fingerprint.h"
+#include "../src/session_fields.h"
 #include "server-task.h"
 #include "slot_state.h"
 
@@ -17,6 +18,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <cstdlib>
 #include <ctime>
 #include <deque>
 #include <filesystem>
@@ -26,6 +28,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #if !defined(_WIN32)
@@ -42,6 +45,15 @@ namespace mtp {
 
 // The names and values of what a session has in common with the server that continues it.
 using SessionIdentity = std::vector<std::pair<std::string, std::string>>;
+
+// Each field that the identity has of llama.cpp's parameters; null if this llama.cpp has no such field.
+namespace fields {
+#define MTP_GET(PARAMETERS, FIELD)                                                                                            \
+    template <typename P> auto PARAMETERS##_##FIELD(const P & of, int) -> decltype(of.FIELD) { return of.FIELD; }             \
+    template <typename P> std::nullptr_t PARAMETERS##_##FIELD(const P &, long) { return nullptr; }
+#define MTP_IGNORE(...)
+MTP_SESSION_FIELDS(MTP_GET, MTP_GET, MTP_IGNORE)
+} // namespace fields
 
 // A session file, through mtp.h: what that refuses is thrown with its sentence.
 class SessionFile {
@@ -88,7 +100,7 @@ class SessionFolder {
 public:
     // The folder of --session-dir, of up to --session-size MiB. Throws if it cannot be created, or if other options exclude it.
     SessionFolder(const common_params & params, llama_context * ctx, bool has_media)
-        : folder_(std::filesystem::u8path(params.session_dir)), limit_((uint64_t) params.session_size << 20), identity_(identity_of(params)),
+        : folder_(std::filesystem::u8path(params.session_dir)), limit_((uint64_t) params.session_size << 20), identity_(identity_of(params, ctx)),
           ctx_(ctx), n_ctx_(llama_n_ctx_seq(ctx)), has_media_(has_media) {
         if (params.cache_ram_mib == 0) {
             throw std::runtime_error("sessions come from the prompt cache in memory, which --cache-ram 0 switches off");
@@ -244,46 +256,45 @@ private:
         size_t  n_saved  = 0; // of them, in a file or about to be
     };
 
-    // What must be equal for a session to fit: the files, by their sizes and samples of their bytes, and what states depend on.
-    static SessionIdentity identity_of(const common_params & params) {
+    // What must be equal for a session to fit: the files, and all parameters but those that src/session_fields.h leaves out.
+    static SessionIdentity identity_of(common_params params, const llama_context * ctx) {
         SessionIdentity identity;
         const auto add = [&](const std::string & name, const std::string & value) {
             identity.emplace_back(printable(name, 255), printable(value, 4095));
-        };
-        const auto add_file = [&](const char * name, const std::string & path) {
-            if (path.empty()) {
-                return;
-            }
-            constexpr uint64_t samples = 64, sample_size = 64 << 10;
-            const uint64_t size = std::filesystem::file_size(std::filesystem::u8path(path));
-            std::ifstream from(std::filesystem::u8path(path), std::ios::binary);
-            std::vector<char> sample(std::min(size, sample_size));
-            Fingerprint fingerprint;
-            for (uint64_t i = 0; i < samples; i++) {
-                from.seekg((std::streamoff) ((size - sample.size()) / (samples - 1) * i));
-                from.read(sample.data(), (std::streamsize) sample.size());
-                fingerprint.add(sample.data(), sample.size());
-            }
-            add(name, string_format("%llu bytes %016llx", (unsigned long long) size, (unsigned long long) fingerprint.value()));
         };
         const auto & spec = params.speculative;
         std::string types;
         for (const auto type : spec.types) {
             types += (types.empty() ? "" : ",") + common_speculative_type_to_str(type);
         }
+        const char * kernels = getenv("MTP_GGUF_KERNELS"); // 0: none of ours
         add("program", "llama-server");
-        add_file("model", params.model.path);
-        add_file("mmproj", params.mmproj.path);
-        add_file("draft", spec.draft.mparams.path);
-        add("speculative", string_format("%s, fused %d, vocabulary %d, cells %d", types.c_str(), int(spec.draft.fused),
-                                  int(spec.draft.n_vocab), int(spec.need_n_rs_seq())));
-        add("cache_type_k", ggml_type_name(params.cache_type_k));
-        add("cache_type_v", ggml_type_name(params.cache_type_v));
-        add("flash_attn_type", std::to_string((int) params.flash_attn_type));
-        add("swa_full", std::to_string((int) params.swa_full));
-        add("rope", string_format("%d, %a, %a", (int) params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale));
-        add("yarn", string_format("%a, %a, %a, %a, %d", params.yarn_ext_factor, params.yarn_attn_factor, params.yarn_beta_fast,
-                           params.yarn_beta_slow, (int) params.yarn_orig_ctx));
+        add("state", std::to_string(LLAMA_STATE_SEQ_VERSION));
+        add("llama.cpp", string_format("ggml %s (%s), llama.cpp %s", ggml_version(), ggml_commit(), llama_version()));
+        add("kernels", kernels ? kernels : "");
+        add("system", llama_print_system_info());
+        add("model", files_text(params.model.path));
+        add("mmproj", files_text(params.mmproj.path));
+        add("draft", files_text(spec.draft.mparams.path));
+        add("speculative", string_format("%s, fused %d, vocabulary %d, cells %d, cache %s %s", types.c_str(),
+                                         int(spec.draft.fused), int(spec.draft.n_vocab), int(spec.need_n_rs_seq()),
+                                         ggml_type_name(spec.draft.cache_type_k), ggml_type_name(spec.draft.cache_type_v)));
+        const llama_model_params   model   = common_model_params_to_llama(params);
+        const llama_context_params context = common_context_params_to_llama(params);
+        bool has_gpu = false;
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+            const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
+            has_gpu = has_gpu || (type != GGML_BACKEND_DEVICE_TYPE_CPU && type != GGML_BACKEND_DEVICE_TYPE_ACCEL);
+        }
+#define MTP_ADD(PARAMETERS, FIELD) add(#FIELD, text(fields::PARAMETERS##_##FIELD(PARAMETERS, 0)));
+#define MTP_ADD_WITH_GPU(PARAMETERS, FIELD) if (has_gpu) { MTP_ADD(PARAMETERS, FIELD) }
+        MTP_SESSION_FIELDS(MTP_ADD, MTP_ADD_WITH_GPU, MTP_IGNORE)
+        char architecture[128] = "", original[32];
+        llama_model_meta_val_str(llama_get_model(ctx), "general.architecture", architecture, sizeof(architecture));
+        const std::string key = std::string(architecture) + ".rope.scaling.original_context_length";
+        if (llama_model_meta_val_str(llama_get_model(ctx), key.c_str(), original, sizeof(original)) > 0) {
+            add("long_rope", text(llama_n_ctx_seq(ctx) > strtoull(original, nullptr, 10))); // llama.cpp has a rotation for each
+        }
         std::map<std::string, std::string> overrides; // llama.cpp uses the first of several for a key
         for (const auto & of : params.kv_overrides) {
             if (of.key[0]) { // the last one has none
@@ -294,6 +305,69 @@ private:
             add("override " + item.first, item.second);
         }
         return identity;
+    }
+
+    // The size and a fingerprint of samples of each file of a model, which may be split; "" if there is none.
+    static std::string files_text(const std::string & path) {
+        if (path.empty()) {
+            return "";
+        }
+        std::vector<std::string> shards = { path };
+        int first = 0, count = 0;
+        char suffix = 0;
+        const size_t at = path.size() < 20 ? 0 : path.size() - 20; // -00001-of-00003.gguf
+        if (sscanf(path.c_str() + at, "-%5d-of-%5d.ggu%c", &first, &count, &suffix) == 3 && count > 1) {
+            shards.clear();
+            for (int i = 1; i <= count; i++) {
+                shards.push_back(path.substr(0, at) + string_format("-%05d-of-%05d.gguf", i, count));
+            }
+        }
+        constexpr uint64_t samples = 64, sample_size = 64 << 10;
+        uint64_t    total = 0;
+        Fingerprint fingerprint;
+        for (const std::string & shard : shards) {
+            const uint64_t size = std::filesystem::file_size(std::filesystem::u8path(shard));
+            std::ifstream from(std::filesystem::u8path(shard), std::ios::binary);
+            std::vector<char> sample(std::min(size, sample_size));
+            for (uint64_t i = 0; i < samples; i++) {
+                from.seekg((std::streamoff) ((size - sample.size()) * i / (samples - 1)));
+                from.read(sample.data(), (std::streamsize) sample.size());
+                fingerprint.add(sample.data(), sample.size());
+            }
+            fingerprint.add(size);
+            total += size;
+        }
+        return string_format("%llu bytes %016llx", (unsigned long long) total, (unsigned long long) fingerprint.value());
+    }
+
+    // The value of a parameter.
+    static std::string text(std::nullptr_t) { return ""; }
+    static std::string text(float value) { return string_format("%.9g", value); }
+    static std::string text(ggml_type value) { return ggml_type_name(value); }
+    template <typename T, std::enable_if_t<(std::is_integral_v<T> || std::is_enum_v<T>), int> = 0>
+    static std::string text(T value) {
+        return std::to_string((long long) value);
+    }
+    static std::string text(ggml_backend_dev_t * devices) {
+        std::string names;
+        for (; devices && *devices; devices++) {
+            names += std::string(ggml_backend_dev_name(*devices)) + " ";
+        }
+        return names;
+    }
+    static std::string text(const float * split) {
+        std::string shares;
+        for (size_t i = 0; split && i < llama_max_devices(); i++) {
+            shares += text(split[i]) + " ";
+        }
+        return shares;
+    }
+    static std::string text(const llama_model_tensor_buft_override * overrides) {
+        std::string names;
+        for (; overrides && overrides->pattern; overrides++) {
+            names += std::string(overrides->pattern) + "=" + ggml_backend_buft_name(overrides->buft) + " ";
+        }
+        return names;
     }
 
     // A text as session files can hold it: without other characters than printable ASCII; a long one ends with a fingerprint.

@@ -1,6 +1,7 @@
 // The C functions of session files: they check arguments, then call session_file.h.
 
 #include "error.h"
+#include "session_fields.h"
 #include "session_file.h"
 
 #include <algorithm>
@@ -99,4 +100,11 @@ mtp_status mtp_session_file_header(const char * path, const mtp_session_file_inf
             std::copy(bytes.begin(), bytes.end(), static_cast<uint8_t *>(out));
         }
     });
+}
+
+const char * mtp_session_fields(void) {
+#define MTP_KEPT(PARAMETERS, FIELD) #PARAMETERS " " #FIELD " kept\n"
+#define MTP_PLACED(PARAMETERS, FIELD) #PARAMETERS " " #FIELD " placed\n"
+#define MTP_LEFT_OUT(PARAMETERS, FIELD, WHY) #PARAMETERS " " #FIELD " " WHY "\n"
+    return MTP_SESSION_FIELDS(MTP_KEPT, MTP_PLACED, MTP_LEFT_OUT);
 }

@@ -237,7 +237,7 @@ def test_a_misfit_is_refused_by_its_field(
         (dial("tiny-3v"), {}, "name: expected .*3v.*, found "),
         (dial("tiny", quant="Q8_0"), {}, "model: expected "),
         (twin, {}, "model: expected .* bytes .*, found .* bytes"),
-        (path, {"type_k": 8}, "cache_type_k: expected 'Q8_0' .*, found 'F16'"),
+        (path, {"type_k": 8}, "type_k: expected 'Q8_0' .*, found 'F16'"),
         (path, {"flash_attn": False}, "flash_attn_type: expected '0' .*, found '1'"),
         (path, {"kv_overrides": OVERRIDES}, "override .*: expected '.* another'.*, found none"),
         (path, {"rope_freq_base": 5e5}, r"rope_freq_base: expected '500000\.0' .*, found '0\.0'"),

@@ -198,6 +198,31 @@ def test_sessions_of_another_model_or_cache_are_not_used(
     assert set(kept) < set(sessions(folder))
 
 
+def test_sessions_of_other_parameters_are_not_used(
+    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+) -> None:
+    """Of another later shard, or with parameters that nobody has proved harmless."""
+    split, folder = files("split"), tmp_path / "sessions"
+    shutil.copytree(split.parent, tmp_path / "model")
+    model, *_, last = sorted((tmp_path / "model").iterdir())
+
+    def asked(*passed: object) -> int:
+        with server(patched_server, model, free_port, folder, *passed) as client:
+            return reused(client.complete([*PROMPT, *MORE]))
+
+    assert asked() == 0
+    assert asked("--threads", 1, "--ubatch-size", 64, "--no-perf") > 0
+    assert "type_k: f16" in succeed("doctor", sessions(folder)[0])
+    for passed in (("--repack",), ("--rope-freq-base", 5e5), ("--flash-attn", "off")):
+        copied = shutil.copytree(folder, tmp_path / passed[0])
+        with server(patched_server, model, free_port, copied, *passed) as client:
+            assert reused(client.complete([*PROMPT, *MORE])) == 0, passed
+    data = bytearray(last.read_bytes())
+    data[-1] ^= 1
+    last.write_bytes(data)
+    assert asked() == 0
+
+
 def test_the_least_recently_used_go_first(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
 ) -> None:
