@@ -105,6 +105,42 @@ compute("anywhere", "ARGMAX", lambda: ggml.likeliest(x), x.argmax(axis=1))
 print(json.dumps([computed, right, ggml.plugged.left_to_ggml()]))
 """
 
+# One allocation after the other fails: when the library plugs in, and when it proves a kind of
+# operation, each with rows of another length; then all of them
+NO_MEMORY = """
+import ctypes, itertools, json, sys
+import numpy as np
+from pathlib import Path
+from support.kernels.ggml_calls import Ggml
+folder, library = map(Path, sys.argv[1:])
+own = ctypes.CDLL(str(library))
+own.mtp_kernels_reason.restype = ctypes.c_char_p
+ggml = Ggml(folder)
+cpu, refused = str(folder / "libggml-cpu.so").encode(), []
+for n in itertools.count():
+    own.fail_allocations_after(n)
+    if own.mtp_kernels_plug_in(cpu) == 0:
+        break
+    refused.append(own.mtp_kernels_reason().decode())
+own.fail_allocations_after(-1)
+ggml = Ggml(folder, library)
+right = True
+def scale(length):
+    x = np.ones((2, length), np.float32)
+    return bool((ggml.scaled(x, 0.5, 2, in_place=False) == 0.5).all())
+for n in range(40):
+    own.fail_allocations_after(n)
+    right &= scale(16400 + n)
+own.fail_allocations_after(-1)
+right &= scale(20000)
+before = ggml.plugged.computed("SCALE")
+own.fail_allocations_after(0)
+right &= scale(20000)
+own.fail_allocations_after(-1)
+computed = ggml.plugged.computed("SCALE") - before
+print(json.dumps([refused, right, computed, ggml.plugged.left_to_ggml()]))
+"""
+
 # Rows that are copied in slices, fewer than threads
 LONG_ROWS = """
 import ctypes, json, sys
@@ -330,16 +366,17 @@ def test_greedy_text_is_the_same_at_every_depth_on_stock_libraries(models: Model
     assert texts == texts[:1] * 4
 
 
-def with_kernels(folder: Path, name: str) -> Path:
-    """The library with the kernels of another file."""
+def with_kernels(folder: Path, name: str, *others: str) -> Path:
+    """The library with the kernels of another file, and with other files."""
     library = folder / shared_library(name)
-    kernels = Path(__file__).parents[1] / "support" / "kernels" / f"{name}_kernels.cpp"
+    support = Path(__file__).parents[1] / "support" / "kernels"
+    kernels = [support / f"{name}_kernels.cpp", *(support / other for other in others)]
     include = Path(llama_libraries.stock_libraries()).parents[1] / "include"
     command = [
-        *("c++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-o", library, kernels),
+        *("c++", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-o", library, *kernels),
         *(f"-I{folder}" for folder in (SOURCES / "include", SOURCES / "src", include)),
         *SOURCES.glob("src/*.cpp"),
-        *("-ldl", "-pthread"),
+        *("-ldl", "-pthread", "-Wl,-Bsymbolic"),
     ]
     subprocess.run([str(word) for word in command], check=True)
     return library
@@ -381,6 +418,19 @@ def test_every_layout_is_proved_for_itself(tmp_path: Path) -> None:
     assert right == [True] * 5
     assert {name for name, here in computed.items() if here} == {"contiguous", "apart"}
     assert [line.split()[0] for line in left] == ["CONCAT", "SCALE", "ARGMAX"]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform == "darwin", reason="its linker has no -Bsymbolic")
+def test_without_memory_operations_are_left_to_ggml(tmp_path: Path) -> None:
+    stock = stock_libraries()
+    library = with_kernels(tmp_path, "careless", "failing_new.cpp")
+    refused, right, computed, left = llama_libraries.answer(stock, NO_MEMORY, stock, library)
+    assert set(refused) == {"no memory"}
+    assert right
+    assert computed == 1  # what was proved before is computed without any
+    assert left
+    assert set(left) == {"SCALE of f32 is left to ggml: a small case of it cannot be computed"}
 
 
 def test_threads_and_forked_children() -> None:

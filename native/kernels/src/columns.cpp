@@ -94,8 +94,10 @@ double try_out_candidates(const operation & operation, const ggml_tensor * op, i
             apart = graph.difference(graph.compute(false), first);
         } else if (found.empty() || found != first) {
             exclude(weights->type, all[i]);
-            tell_failure(std::string(operation.name) + " of " + ggml().type_name(weights->type) + " is not computed with " +
-                         name_of(all[i]) + ": its results differ from those with " + name_of(all[0]));
+            const std::string line = std::string(operation.name) + " of " + ggml().type_name(weights->type) +
+                                     " is not computed with " + name_of(all[i]) + ": its results differ from those with " +
+                                     name_of(all[0]);
+            tell_failure(line.c_str());
         }
     }
     return apart;

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <mutex>
+#include <new>
 #include <string>
 
 namespace mtp {
@@ -40,7 +41,7 @@ bool is_empty(const ggml_tensor * op) {
     return without(op) || std::any_of(op->src, op->src + GGML_MAX_SRC, without);
 }
 
-// One operation, as ggml-cpu sees it.
+// One operation, as ggml-cpu sees it. Nothing that ggml calls throws: its frames are C's.
 class computed_here : public tensor_traits {
 public:
     const operation * of = nullptr;
@@ -48,7 +49,7 @@ public:
 
     // Called while a graph is planned, by one thread: the time to find out whether the results are the same. No size is
     // asked for, so that ggml's own code has its memory wherever it has to compute the operation after all.
-    bool work_size(int n_threads, const ggml_tensor * op, size_t &) override {
+    bool work_size(int n_threads, const ggml_tensor * op, size_t &) noexcept override {
         if (!is_empty(op) && of->fits(*kernels, op)) {
             prove(*of, op, n_threads);
             if (of == &copy_operation) {
@@ -58,7 +59,7 @@ public:
         return false;
     }
 
-    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) noexcept override {
         if (is_reference(op) || (ggml().has_use_ref() && params->use_ref) || params->nth > max_threads ||
             is_empty(op) || !of->fits(*kernels, op) || !is_proved(*of, op, params->nth)) {
             return false;
@@ -84,7 +85,7 @@ int last_op = 0;                      // the last one that ggml has a name for
 computed_here * fused[n_fusions];  // what counts them, NULL where they are not wanted
 int mul_mat;  // ggml's number of it
 
-int compute_fused(const ggml_cgraph * graph, int i, ggml_compute_params * params) {
+int compute_fused(const ggml_cgraph * graph, int i, ggml_compute_params * params) noexcept {
     const ggml_tensor * node = ggml().graph_node(const_cast<ggml_cgraph *>(graph), i);
     computed_here * here = node->op < most_ops ? by_number[node->op] : nullptr;
     for (int f = 0; here && f < n_fusions; f++) {
@@ -99,7 +100,7 @@ int compute_fused(const ggml_cgraph * graph, int i, ggml_compute_params * params
     return 0;
 }
 
-void prefetch(const ggml_cgraph * graph, int i, const ggml_compute_params * params, int lines) {
+void prefetch(const ggml_cgraph * graph, int i, const ggml_compute_params * params, int lines) noexcept {
     prefetch_next_product(*kernels, params, graph, i, lines, mul_mat);
 }
 
@@ -117,7 +118,7 @@ bool depends_on_threads(const ggml_cgraph * graph) {
 
 thread_local bool watched = false;  // the graph that this thread has asked for
 
-int begin(const ggml_cgraph * graph, int n_threads) {
+int begin(const ggml_cgraph * graph, int n_threads) noexcept {
     watched = n_threads > 1 && !is_proving();
     if (!watched) {
         return n_threads;
@@ -126,7 +127,7 @@ int begin(const ggml_cgraph * graph, int n_threads) {
     return n < n_threads && depends_on_threads(graph) ? n_threads : n;
 }
 
-void end(int) {
+void end(int) noexcept {
     if (watched) {
         end_graph();
     }
@@ -142,7 +143,9 @@ void join_graph_loop() {
         fused[f] = by_number[op_number(fusion.first)];
         if (fused[f] && fusion.agrees && !fusion.agrees(*kernels)) {
             fused[f] = nullptr;
-            tell_failure(std::string(fusion.first) + " is not computed with what follows it: the bits of the result differ");
+            char line[128];
+            snprintf(line, sizeof(line), "%s is not computed with what follows it: the bits of the result differ", fusion.first);
+            tell_failure(line);
         }
     }
     const int product = op_number(product_operation.name);
@@ -161,11 +164,11 @@ public:
     size_t graph_at = 0;
     int calls = 0;
 
-    bool work_size(int, const ggml_tensor *, size_t & wanted) override {
+    bool work_size(int, const ggml_tensor *, size_t & wanted) noexcept override {
         wanted = size;
         return true;
     }
-    bool compute_forward(ggml_compute_params * params, ggml_tensor *) override {
+    bool compute_forward(ggml_compute_params * params, ggml_tensor *) noexcept override {
         calls++;
         memcpy(&seen, params, offsetof(ggml_compute_params, use_ref));
         const void * const * pool = (const void * const *) params->threadpool;
@@ -180,9 +183,9 @@ class kernels_entry : public extra_buffer_type {
 public:
     layout_probe * probe = nullptr;
 
-    bool supports_op(void *, const ggml_tensor *) override { return false; }
+    bool supports_op(void *, const ggml_tensor *) noexcept override { return false; }
 
-    tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+    tensor_traits * get_tensor_traits(const ggml_tensor * op) noexcept override {
         if (probe) {
             return op == probe->op ? probe : nullptr;
         }
@@ -215,7 +218,7 @@ void * buffer_type[most_words];
 int context_word;  // where the context is
 
 const char * const own_name = "MTP_KERNELS";
-const char * name(void *) { return own_name; }
+const char * name(void *) noexcept { return own_name; }
 
 // Finds out how many functions a buffer type has: ggml returns the word behind them as the device. False if it does not.
 bool find_context() {
@@ -293,9 +296,7 @@ const char * wrong_params_field() {
     ggml_tensor * weights = ggml().new_tensor(context, GGML_TYPE_F32, 2, ne);
     ggml_tensor * result = ggml().new_tensor(context, GGML_TYPE_F32, 2, ne);
     layout_probe probe;
-    for (int op = 0; op < most_ops && by_number[op] != &operations[0]; op++) {
-        result->op = (ggml_op) (op + 1);  // MUL_MAT
-    }
+    result->op = (ggml_op) op_number(product_operation.name);
     result->src[0] = result->src[1] = weights;
     probe.op = result;
     ggml_cgraph * graph = ggml().new_graph(context);
@@ -330,13 +331,13 @@ bool is_wanted(const char * words, const char * operation) {
            list.find("," + std::string(operation) + ",") != std::string::npos;
 }
 
-std::string name_of(ggml_backend_buffer_type * type) { return (*(const char * (**) (void *) ) type)(type); }
+const char * name_of(ggml_backend_buffer_type * type) { return (*(const char * (**) (void *) ) type)(type); }
 
 // Whether the entry is ggml's own for repacked weights, by its name now or in the first half of 2025, or that for tiles of
 // AMX, which the kernels for AVX-512 VNNI outdo (docs/decisions.md).
 bool repacks(ggml_backend_buffer_type * type) {
-    const std::string found = name_of(type);
-    return found == "CPU_REPACK" || found == "CPU_AARCH64" || found == "AMX";
+    const char * names[] = { "CPU_REPACK", "CPU_AARCH64", "AMX" };
+    return std::any_of(names, names + 3, [type](const char * name) { return !strcmp(name_of(type), name); });
 }
 
 mtp_kernels_status plug_in(void * library, const std::string & place) {
@@ -357,7 +358,7 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
     read_grids();
     prepare_notes();
     buffer_types & list = ggml().extra_buffer_types();
-    if (std::any_of(list.begin(), list.end(), [](auto * type) { return type && name_of(type) == own_name; })) {
+    if (std::any_of(list.begin(), list.end(), [](auto * type) { return type && !strcmp(name_of(type), own_name); })) {
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": another copy of the kernels is plugged in");
     }
     for (size_t i = 0; i < n_operations; i++) {
@@ -383,19 +384,20 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": its buffer types have no device where one is expected");
     }
     make_buffer_type();
-    list.push_back((ggml_backend_buffer_type *) buffer_type);
+    computed_here * wanted[most_ops];
+    std::transform(by_number, by_number + most_ops, wanted,
+                   [words](computed_here * here) { return here && is_wanted(words, here->of->name) ? here : nullptr; });
+    list.push_back((ggml_backend_buffer_type *) buffer_type);  // from here on, nothing throws
     if (const char * wrong = known ? wrong_params_field() : "op") {
         list.pop_back();
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": its ggml_compute_params has another field " + wrong + " than expected");
     }
-    for (auto & of : by_number) {
-        if (of && !is_wanted(words, of->of->name)) {
-            of = nullptr;
-        }
-    }
+    std::copy_n(wanted, most_ops, by_number);
     for (ggml_backend_buffer_type * type : list) {
         if (type && context_of(type) && repacks(type)) {
-            context_of(type) = new repacking((extra_buffer_type *) context_of(type));
+            extra_buffer_type * before = (extra_buffer_type *) context_of(type);
+            extra_buffer_type * leaving = new (std::nothrow) repacking(before);
+            context_of(type) = leaving ? leaving : before;
         }
     }
     join_graph_loop();
@@ -464,7 +466,8 @@ extern "C" enum mtp_kernels_status mtp_kernels_plug_in(const char * path) {
             dlopen(own.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
         }
         return plug_in(library, path);
-    } catch (const std::exception & error) {
+    } catch (...) {
+        reason = "no memory";  // as short as takes none
         return MTP_KERNELS_OTHER_GGML;
     }
 }

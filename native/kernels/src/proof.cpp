@@ -289,9 +289,13 @@ double small_graph::difference(const std::vector<char> & expected, const std::ve
     return expected.empty() || found.empty() ? -1 : mtp::difference(type, expected, found);
 }
 
-void tell_failure(const std::string & line) {
-    fprintf(stderr, "mtp_kernels: %s\n", line.c_str());
-    failed_kinds += line + "\n";
+void tell_failure(const char * line) noexcept {
+    fprintf(stderr, "mtp_kernels: %s\n", line);
+    try {
+        (failed_kinds += line) += '\n';
+    } catch (...) {
+        // no memory for the report
+    }
 }
 
 bool is_tried(const ggml_tensor * op) { return tried.load(std::memory_order_relaxed) == op; }
@@ -318,7 +322,7 @@ bool is_proved(const operation & operation, const ggml_tensor * op, int n_thread
 
 bool is_proving() { return in_proof; }
 
-void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
+void prove(const operation & operation, const ggml_tensor * op, int n_threads) noexcept {
     if (in_proof || is_proved(operation, op, n_threads)) {
         return;
     }
@@ -342,8 +346,8 @@ void prove(const operation & operation, const ggml_tensor * op, int n_threads) {
             small_graph graph(operation, op, n_threads);
             apart = graph.difference(graph.compute(false), graph.compute(true));
         }
-    } catch (const std::bad_alloc &) {
-        // as if it could not be computed
+    } catch (...) {
+        // no memory: as if it could not be computed
     }
     tried = reference = nullptr;
     in_proof = false;

@@ -54,7 +54,7 @@ private:
 };
 
 // Adds a sentence to `failures`, which goes to the standard error stream, too.
-void tell_failure(const std::string & line);
+void tell_failure(const char * line) noexcept;
 
 // While it lives, what is to be proved for `op` counts as proved.
 struct candidate_scope {
@@ -70,8 +70,9 @@ struct candidate_scope {
 bool is_proved(const operation & operation, const ggml_tensor * op, int n_threads);
 
 // Computes a small case of `op` in both ways, unless its kind is known, and remembers the result. A failure goes to the
-// standard error stream, one line for each kind. Not to be called while a graph is computed by this thread.
-void prove(const operation & operation, const ggml_tensor * op, int n_threads);
+// standard error stream, one line for each kind, and so does a lack of memory. Not to be called while a graph is computed by
+// this thread.
+void prove(const operation & operation, const ggml_tensor * op, int n_threads) noexcept;
 
 // Whether this thread computes a small case.
 bool is_proving();
