@@ -25,15 +25,16 @@
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
 #if !defined(_WIN32)
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #endif
 #if defined(__linux__)
@@ -55,6 +56,11 @@ namespace fields {
 MTP_SESSION_FIELDS(MTP_GET, MTP_GET, MTP_IGNORE)
 } // namespace fields
 
+// A file that the system could not read or memory could not hold, which may pass.
+struct PassingError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 // A session file, through mtp.h: what that refuses is thrown with its sentence.
 class SessionFile {
 public:
@@ -66,6 +72,9 @@ public:
     SessionFile(const SessionFile &) = delete;
 
     static void check(mtp_status status) {
+        if (status == MTP_ERROR_FILE || status == MTP_ERROR_MEMORY) {
+            throw PassingError(mtp_last_error());
+        }
         if (status != MTP_OK) {
             throw std::runtime_error(mtp_last_error());
         }
@@ -101,6 +110,7 @@ public:
     // The folder of --session-dir, of up to --session-size MiB. Throws if it cannot be created, or if other options exclude it.
     SessionFolder(const common_params & params, llama_context * ctx, bool has_media)
         : folder_(std::filesystem::u8path(params.session_dir)), limit_((uint64_t) params.session_size << 20), identity_(identity_of(params, ctx)),
+          memory_(params.cache_ram_mib < 0 ? limit_ : std::min(limit_, (uint64_t) params.cache_ram_mib << 20)),
           ctx_(ctx), n_ctx_(llama_n_ctx_seq(ctx)), has_media_(has_media) {
         if (params.cache_ram_mib == 0) {
             throw std::runtime_error("sessions come from the prompt cache in memory, which --cache-ram 0 switches off");
@@ -112,8 +122,11 @@ public:
             std::filesystem::permissions(folder_, std::filesystem::perms::owner_all);
         }
         remove_leftovers();
-        scan();
-        SRV_INF("sessions: %zu of this model in %s\n", known_.size(), params.session_dir.c_str());
+        std::unique_lock<std::mutex> lock(mutex_);
+        scan(lock, INT64_MAX);
+        const auto n_known = std::count_if(known_.begin(), known_.end(),
+                                           [](const auto & item) { return !item.second.tokens.empty(); });
+        SRV_INF("sessions: %d of this model in %s\n", (int) n_known, params.session_dir.c_str());
         writer_ = std::thread([this] { write_all(); });
     }
 
@@ -135,7 +148,7 @@ public:
         }
         try {
             std::unique_lock<std::mutex> lock(mutex_);
-            if (count_saved(state.prompt.tokens) == n_tokens) {
+            if (count_saved(lock, state.prompt.tokens) == n_tokens) {
                 return;
             }
             // a copy takes as much memory as the cache's: wait while there are two
@@ -169,7 +182,7 @@ public:
                 }
                 Idle & idle = idle_[slot.id];
                 if (idle.since != slot.t_last_used || idle.n_tokens != n_tokens) {
-                    idle = { slot.t_last_used, n_tokens, count_saved(slot.prompt.tokens) };
+                    idle = { slot.t_last_used, n_tokens, count_saved(lock, slot.prompt.tokens) };
                 }
                 const size_t n_new = n_tokens - idle.n_saved;
                 if (n_new == 0 || double(now - idle.since) * n_new < double(idle_us) * n_tokens) {
@@ -200,8 +213,11 @@ public:
         if (prompt.tokens.size() - common >= least_tokens) {
             return true;
         }
-        const std::lock_guard<std::mutex> lock(mutex_);
-        return tokens.size() - common >= least_tokens && !find_better(shares(prompt.tokens, tokens), tokens).empty();
+        if (tokens.size() - common < least_tokens) {
+            return false;
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        return !find_better(lock, shares(prompt.tokens, tokens), tokens).empty();
     }
 
     // Adds the file that saves `tokens` the most work to the cache, if that is more than `prompt` and the cache's states do,
@@ -214,22 +230,30 @@ public:
                 best = other;
             }
         }
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const std::string name = find_better(best, tokens);
+        std::unique_lock<std::mutex> lock(mutex_);
+        const std::string name = find_better(lock, best, tokens);
         if (name.empty()) {
             return;
         }
+        lock.unlock();
         const int64_t t_start = ggml_time_us();
         server_prompt_cache_state state;
         try {
             state = read(name);
         } catch (const std::exception & error) {
             SRV_WRN("session %s is not used: %s\n", name.c_str(), error.what());
-            known_.erase(name);
-            damaged_.insert(name);
+            lock.lock();
+            const auto known = known_.find(name);
+            if (known != known_.end()) {
+                known->second.tokens   = server_tokens();
+                known->second.again_us = is_passing(error) ? ggml_time_us() + retry_us : INT64_MAX;
+                next_scan_us_          = std::min(next_scan_us_, known->second.again_us);
+            }
             return;
         }
+        lock.lock();
         touch(name);
+        lock.unlock();
         SRV_INF("restored a session of %zu tokens in %.1f ms\n", state.prompt.tokens.size(), (ggml_time_us() - t_start) / 1000.0);
         cache.states.push_front(std::move(state)); // before those that are as good
         prompt.clear();
@@ -242,11 +266,25 @@ private:
     static constexpr int64_t copy_share   = 50;        // times the time of a copy until the next one
     static constexpr int64_t write_share  = 150;       // times the CPU time of writing a piece until the next one
     static constexpr size_t  piece_size   = 1 << 20;
+    static constexpr int64_t scan_us      = 10'000'000; // until the folder is read again, if nothing appeared or vanished
+    static constexpr int64_t settled_us   = 2'000'000; // as scan_us, after something did
+    static constexpr int64_t retry_us     = 1'000'000; // until a file is read again that could not be read
+    static constexpr int64_t strange_us   = 1'000;     // that each look spends on files that turn out to be of no use
     static constexpr int32_t program      = 2; // of mtp_session_file_info
 
+    // A version of a file.
+    struct Stamp {
+        uint64_t size = 0, id = 0;
+        int64_t  time = 0; // in nanoseconds
+
+        bool operator==(const Stamp & other) const { return size == other.size && id == other.id && time == other.time; }
+    };
+
+    // A file with the name of a session. It is read again when it changes or, if it could not be read, after a while.
     struct Known {
-        std::filesystem::file_time_type time;
-        server_tokens                   tokens;
+        Stamp         stamp;
+        server_tokens tokens;               // none of what is damaged, or of another model
+        int64_t       again_us = INT64_MAX; // when it is read again all the same
     };
 
     // What is known of a slot since it was last used.
@@ -431,36 +469,146 @@ private:
         return found;
     }
 
-    // Looks for files of this model that appeared or vanished. Called with the mutex.
-    void scan() {
-        std::map<std::string, Known> now;
+    static bool is_passing(const std::exception & error) {
+        return dynamic_cast<const PassingError *>(&error) || dynamic_cast<const std::bad_alloc *>(&error);
+    }
+
+    // The version of a file or folder; false if it is gone.
+    static bool stamp_of(const std::filesystem::path & path, Stamp & stamp) {
+#if !defined(_WIN32)
+        struct stat state;
+        const bool  there = stat(path.c_str(), &state) == 0;
+        stamp = there ? stamp_of(state) : Stamp();
+        return there;
+#else
+        std::error_code error, none;
+        const auto time = std::filesystem::last_write_time(path, error).time_since_epoch();
+        stamp = { (uint64_t) std::filesystem::file_size(path, none), 0, std::chrono::nanoseconds(time).count() };
+        return !error;
+#endif
+    }
+
+#if !defined(_WIN32)
+    static Stamp stamp_of(const struct stat & state) {
+#if defined(__APPLE__)
+        const auto & time = state.st_mtimespec;
+#else
+        const auto & time = state.st_mtim;
+#endif
+        return { (uint64_t) state.st_size, (uint64_t) state.st_ino, int64_t(time.tv_sec) * 1'000'000'000 + time.tv_nsec };
+    }
+#endif
+
+    // The names of sessions in the folder, in order, with the numbers of their files, which differ where one replaces another;
+    // false if the folder cannot be read.
+    bool list(std::vector<std::pair<std::string, uint64_t>> & found) const {
+#if !defined(_WIN32)
+        DIR * const dir = opendir(folder_.c_str());
+        if (!dir) {
+            return false;
+        }
+        while (const dirent * entry = readdir(dir)) {
+            const size_t length = strlen(entry->d_name);
+            if (length > 8 && entry->d_name[0] != '.' && !strcmp(entry->d_name + length - 8, ".session")) {
+                found.emplace_back(entry->d_name, (uint64_t) entry->d_ino);
+            }
+        }
+        closedir(dir);
+#else
         for (const auto & entry : entries()) {
             const std::string name = entry.path().filename().u8string();
-            std::error_code gone;
-            const auto time = entry.last_write_time(gone);
-            if (gone || entry.path().extension() != ".session" || name[0] == '.' || damaged_.count(name)) {
-                continue;
+            if (entry.path().extension() == ".session" && name[0] != '.') {
+                found.emplace_back(name, 0);
             }
-            const auto before = known_.find(name);
-            if (before != known_.end() && before->second.time == time) {
-                now.emplace(name, std::move(before->second));
-                continue;
+        }
+#endif
+        std::sort(found.begin(), found.end());
+        return true;
+    }
+
+    // Looks for files of this model that appeared, changed or vanished, by the thread that decodes alone. Files are read without
+    // the mutex, the newest first; no more of them once `most_us` was spent on those of no use.
+    void scan(std::unique_lock<std::mutex> & lock, int64_t most_us) {
+        Stamp         folder;
+        const int64_t start = ggml_time_us();
+        const bool    same  = stamp_of(folder_, folder) && folder == scanned_;
+        if (!same || start >= next_scan_us_) {
+            look(lock, start, same);
+            scanned_ = folder;
+        }
+        while (!unread_.empty() && most_us > 0) {
+            const auto item = std::move(unread_.back());
+            unread_.pop_back();
+            const auto known = known_.find(item.second);
+            if (known == known_.end() || !(known->second.stamp == item.first) || known->second.again_us <= start) {
+                most_us -= read_known(lock, item.second, item.first);
             }
-            try {
-                const SessionFile file(entry.path());
-                if (file.identity() == identity_) {
-                    now.emplace(name, Known { time, read_tokens(file) });
-                }
-            } catch (const std::exception &) {
-                // of another program, damaged, or gone
+        }
+    }
+
+    // Lists the folder, and notes what is to be read in unread_: names that are new, files that replace others and, once in a
+    // while, those that were changed in their place. The mutex is free meanwhile.
+    void look(std::unique_lock<std::mutex> & lock, int64_t start, bool same) {
+        const bool stats_all = start >= next_stats_us_;
+        lock.unlock();
+        std::vector<std::pair<std::string, uint64_t>> names;
+        const bool is_listed = list(names);
+        lock.lock();
+        next_scan_us_ = start + (!is_listed || !same ? settled_us : scan_us);
+        if (!is_listed) {
+            return;
+        }
+        next_stats_us_ = stats_all ? start + scan_us : next_stats_us_;
+        unread_.clear();
+        std::map<std::string, Known> now;
+        for (auto & item : names) {
+            const auto known = known_.find(item.first);
+            if (known == known_.end() || known->second.stamp.id != item.second || known->second.again_us <= start || stats_all) {
+                unread_.push_back({ { 0, item.second, 0 }, item.first });
+            }
+            if (known != known_.end()) {
+                next_scan_us_ = std::min(next_scan_us_, std::max(known->second.again_us, start + retry_us));
+                now.insert(now.end(), { std::move(item.first), std::move(known->second) });
             }
         }
         known_ = std::move(now);
+        lock.unlock();
+        for (auto & item : unread_) {
+            const uint64_t id = item.first.id;
+            stamp_of(folder_ / item.second, item.first);
+            item.first.id = id;
+        }
+        std::sort(unread_.begin(), unread_.end(), [](const auto & a, const auto & b) { return a.first.time < b.first.time; });
+        lock.lock();
+    }
+
+    // Reads a file's header and tokens. Returns the time that it took if it is of no use. The mutex is free meanwhile.
+    int64_t read_known(std::unique_lock<std::mutex> & lock, const std::string & name, const Stamp & stamp) {
+        const int64_t start = ggml_time_us();
+        Known known;
+        bool  passing = false;
+        known.stamp = stamp;
+        lock.unlock();
+        try {
+            const SessionFile file(folder_ / name);
+            if (file.info().nbytes <= memory_ && file.identity() == identity_) {
+                known.tokens = read_tokens(file);
+            }
+        } catch (const std::exception & error) {
+            passing = is_passing(error);
+        }
+        lock.lock();
+        const bool useless = known.tokens.empty();
+        if (passing) {
+            known.again_us = start + retry_us;
+        }
+        known_.insert_or_assign(name, std::move(known));
+        return useless ? ggml_time_us() - start : 0;
     }
 
     // The most tokens of a conversation that a file has, which is then noted as used. Called with the mutex.
-    size_t count_saved(const server_tokens & tokens) {
-        scan();
+    size_t count_saved(std::unique_lock<std::mutex> & lock, const server_tokens & tokens) {
+        scan(lock, strange_us);
         size_t      most = 0;
         std::string name;
         for (const auto & item : known_) {
@@ -484,8 +632,8 @@ private:
 
     // The file that has more of `tokens` than `best`, and no less of itself, the most of all; "" if there is none. Called with
     // the mutex.
-    std::string find_better(std::pair<float, float> best, const server_tokens & tokens) {
-        scan();
+    std::string find_better(std::unique_lock<std::mutex> & lock, std::pair<float, float> best, const server_tokens & tokens) {
+        scan(lock, strange_us);
         std::string name;
         for (const auto & item : known_) {
             const auto other = shares(item.second.tokens, tokens);
@@ -497,9 +645,18 @@ private:
         return name;
     }
 
-    void touch(const std::string & name) const {
+    // Notes a file as used, which is no change of it. Called with the mutex.
+    void touch(const std::string & name) {
+        const auto known = known_.find(name);
+        Stamp      before, after;
+        if (known == known_.end() || !stamp_of(folder_ / name, before)) {
+            return;
+        }
         std::error_code error;
         std::filesystem::last_write_time(folder_ / name, std::filesystem::file_time_type::clock::now(), error);
+        if (known->second.stamp == before && stamp_of(folder_ / name, after) && after.id == before.id) {
+            known->second.stamp = after;
+        }
     }
 
     // A lock on an unfinished file, which ends with the process that writes it. Without locks, on Windows and some file
@@ -529,9 +686,12 @@ private:
     // Of servers that were killed while they wrote, and not of one that writes: it may be about to lock the file.
     void remove_leftovers() const {
         for (const auto & entry : entries()) {
+            if (entry.path().extension() != ".part") {
+                continue;
+            }
             std::error_code error;
             const auto age = std::filesystem::file_time_type::clock::now() - entry.last_write_time(error);
-            if (error || entry.path().extension() != ".part") {
+            if (error) {
                 continue;
             }
             if (age > std::chrono::minutes(10) || (age > std::chrono::seconds(1) && WriterLock(entry.path()).held)) {
@@ -601,6 +761,7 @@ private:
         }
         char name[32];
         snprintf(name, sizeof(name), "server-%08x%08x", sections[0].checksum, crc32(header.data(), header.size()));
+        const std::string file_name = std::string(name) + ".session";
         if (!make_room(size)) {
             SRV_INF("%s", "sessions: unfinished files leave no room for another one\n");
             return;
@@ -620,7 +781,13 @@ private:
             Work work;
             pack_slot(session, [&](const void * data, size_t size) { write_pieces(file, (const char *) data, size, work); });
             file.close();
-            std::filesystem::rename(part, folder_ / (std::string(name) + ".session"));
+            std::filesystem::rename(part, folder_ / file_name);
+            const std::lock_guard<std::mutex> known_lock(mutex_);
+            Known known;
+            if (stamp_of(folder_ / file_name, known.stamp)) {
+                known.tokens = session.prompt.tokens.clone();
+                known_.insert_or_assign(file_name, std::move(known));
+            }
         } catch (...) {
             std::error_code error;
             std::filesystem::remove(part, error);
@@ -702,10 +869,9 @@ private:
     // Removes the files whose conversations `tokens` continues.
     void remove_beginnings(const server_tokens & tokens) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        scan();
         for (auto item = known_.begin(); item != known_.end();) {
             const size_t size = item->second.tokens.size();
-            if (size < tokens.size() && item->second.tokens.get_common_prefix(tokens) == size) {
+            if (size > 0 && size < tokens.size() && item->second.tokens.get_common_prefix(tokens) == size) {
                 std::error_code error;
                 std::filesystem::remove(folder_ / item->first, error);
                 item = known_.erase(item);
@@ -718,17 +884,21 @@ private:
     const std::filesystem::path  folder_;
     const uint64_t               limit_;
     const SessionIdentity        identity_;
+    const uint64_t               memory_; // the most that a file may have to be read
     llama_context * const        ctx_;
     const size_t                 n_ctx_;
     const bool                   has_media_;
 
-    std::map<std::string, Known> known_;   // of this model, by their names
-    std::set<std::string>        damaged_;
+    std::map<std::string, Known> known_;   // by their names
+    Stamp                        scanned_; // the folder's at the last scan
+    std::vector<std::pair<Stamp, std::string>> unread_; // to be read, the newest last
+    int64_t                      next_scan_us_  = 0;
+    int64_t                      next_stats_us_ = 0; // of all files; these four are of the thread that decodes
     std::deque<server_prompt_cache_state> waiting_; // to be written, the first one at the moment
     bool                         ends_ = false;
     std::atomic<bool>            failed_{ false };
     std::atomic<bool>            decodes_{ false }; // any slot, after the last batch
-    std::mutex                   mutex_;   // of known_, damaged_, waiting_ and ends_
+    std::mutex                   mutex_;   // of known_, waiting_ and ends_
     std::condition_variable      changed_; // waiting_ or ends_
     std::thread                  writer_;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from support.commands import invoke, succeed
 from support.models import Dial, Files
 from support.real_server import SETTINGS, TOKENS, Client, drafted, refusal, running
 from support.serving import serving
+from support.session_files import parse_session, version_1
 from support.upstream.nextn_models import TOKENS as VOCABULARY
 
 pytestmark = pytest.mark.server
@@ -196,6 +198,89 @@ def test_sessions_of_another_model_or_cache_are_not_used(
         with server(patched_server, files(model), free_port, folder, *passed) as client:
             assert reused(client.complete([*PROMPT, *answer, *MORE])) == 0
     assert set(kept) < set(sessions(folder))
+
+
+def process_of(client: Client) -> psutil.Process:
+    """The llama-server."""
+    (process,) = psutil.Process(client.run.process.pid).children()
+    return process
+
+
+def open_files(process: psutil.Process) -> set[int]:
+    """The descriptors that a process has open."""
+    return {int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")}
+
+
+def test_strange_files_are_read_once(
+    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
+) -> None:
+    """Foreign, damaged, of another program or model: at the start, and when they appear."""
+    folder, answer = saved
+    good = {check_session(path).n_tokens: path.read_bytes() for path in sessions(folder)}
+    (data,) = [good[n] for n in good if n > len(PROMPT)]
+    parts = parse_session(data)
+    strange = [
+        b"x" * 300,
+        data[:-1],
+        data[:100] + bytes([data[100] ^ 1]) + data[101:],
+        version_1(b"{}"),
+        parts.with_header(numbers=parts.numbers | {"program": 1}).data(),
+        parts.with_header(identity=parts.identity[1:]).data(),
+        data[:-9] + bytes(9),
+    ]
+
+    def write(name: str, count: int) -> None:
+        for n in range(count):
+            (folder / f"{name}{n}.session").write_bytes(strange[n % (len(strange) - 1)])
+
+    write("early", 600)
+    for path in sessions(folder):
+        if path.read_bytes() == data:
+            path.write_bytes(strange[-1])  # its header and tokens are whole, its state is damaged
+    with server(patched_server, files("ids"), free_port, folder) as client:
+        process = process_of(client)
+
+        def reads(text: list[int]) -> tuple[int, int]:
+            before = process.io_counters().read_count
+            found = reused(client.complete(text, n_predict=2))
+            return process.io_counters().read_count - before, found
+
+        text = [*PROMPT, *answer, *MORE]
+        count, found = reads(text)
+        assert found == 0
+        assert count < 200
+        assert reads([9, *OTHER])[0] < 200
+        write("late", 600)
+        total = sum(reads([n, *OTHER])[0] for n in range(20, 60))
+        assert 600 < total < 4000  # each is read by one of them, in two or three parts
+        assert reads([61, *OTHER])[0] < 200
+        part = folder / ".new"
+        part.write_bytes(data)
+        part.rename(folder / "new.session")
+        assert reads([*PROMPT, *answer, *MORE, 1])[1] > len(PROMPT)
+
+
+def test_a_file_that_could_not_be_read_for_a_while(
+    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
+) -> None:
+    """Without a free descriptor, the prompt is read; the file is no worse for it."""
+    folder, answer = saved
+    with server(patched_server, files("ids"), free_port, folder) as client:
+        process = process_of(client)
+        used = open_files(process)
+        time.sleep(1)
+        while used != open_files(process):  # a connection is about to be closed
+            used = open_files(process)
+            time.sleep(1)
+        _, second = itertools.islice((fd for fd in itertools.count() if fd not in used), 2)
+        before = process.rlimit(psutil.RLIMIT_NOFILE)
+        process.rlimit(psutil.RLIMIT_NOFILE, (second, before[1]))  # one is left: the request's
+        assert reused(client.complete([*PROMPT, *answer, *MORE], n_predict=2)) == 0
+        process.rlimit(psutil.RLIMIT_NOFILE, before)
+        client.complete([3, *OTHER], n_predict=2)
+        time.sleep(1.2)
+        longer = [*PROMPT, *answer, 1, 2, 3]
+        assert reused(client.complete(longer, n_predict=2)) >= len(PROMPT)
 
 
 def test_sessions_of_other_parameters_are_not_used(
