@@ -108,7 +108,7 @@ print(json.dumps([computed, right, ggml.plugged.left_to_ggml()]))
 # One allocation after the other fails: when the library plugs in, and when it proves a kind of
 # operation, each with rows of another length; then all of them
 NO_MEMORY = """
-import ctypes, itertools, json, sys
+import ctypes, json, sys
 import numpy as np
 from pathlib import Path
 from support.kernels.ggml_calls import Ggml
@@ -117,7 +117,7 @@ own = ctypes.CDLL(str(library))
 own.mtp_kernels_reason.restype = ctypes.c_char_p
 ggml = Ggml(folder)
 cpu, refused = str(folder / "libggml-cpu.so").encode(), []
-for n in itertools.count():
+for n in range(1000):
     own.fail_allocations_after(n)
     if own.mtp_kernels_plug_in(cpu) == 0:
         break
