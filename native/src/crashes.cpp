@@ -34,6 +34,8 @@ static void handle(int number, void (*handler)(int)) {
     }
 }
 
+static void use_signal_stack() {} // a thread whose stack overflowed has no room for a handler
+
 constexpr int kSignals[] = {SIGFPE, SIGSEGV};
 
 #else
@@ -48,7 +50,20 @@ static void handle(int number, void (*handler)(int)) {
     if (before.sa_handler == SIG_DFL) { // keep existing handlers
         struct sigaction action = {};
         action.sa_handler = handler;
+        action.sa_flags = SA_ONSTACK;
         sigaction(number, &action, nullptr);
+    }
+}
+
+// Handlers of the calling thread get a stack of their own, because its stack may have overflowed. One that is there stays.
+static void use_signal_stack() {
+    alignas(16) static char memory[64 << 10]; // what the system saves of a CPU with AMX takes 11 KB
+    stack_t before = {};
+    stack_t own = {};
+    own.ss_sp = memory;
+    own.ss_size = sizeof(memory);
+    if (sigaltstack(nullptr, &before) == 0 && before.ss_flags == SS_DISABLE) {
+        sigaltstack(&own, nullptr);
     }
 }
 
@@ -102,6 +117,7 @@ mtp_status mtp_tell_crashes(void) {
         mtp::the_output = output;
         ggml_set_abort_callback(mtp::on_abort);
         std::set_terminate(mtp::on_terminate);
+        mtp::use_signal_stack();
         for (const int number : mtp::kSignals) {
             mtp::handle(number, mtp::on_signal);
         }

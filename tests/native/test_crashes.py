@@ -26,6 +26,13 @@ with MTPLlama(sys.argv[1], n_ctx=32768, n_threads=1, depth=0) as llm:
     for token in llm.generate(llm.tokenize(b"a"), temp=0.0):
         print(token, flush=True)
 """
+# Overflows the stack of the calling thread, as a text can that is nested too deep.
+OVERFLOW = """
+import ctypes, sys
+from mtp_gguf.native.crashes import tell_crashes
+tell_crashes()
+ctypes.CDLL(sys.argv[1]).overflow(0)
+"""
 UNCHECKED = "import mtp_gguf.gguf_tools.loadable as loadable\nloadable.load_faults = lambda _: []\n"
 
 
@@ -102,3 +109,20 @@ def test_model_file_truncated_while_in_use(sound: Path, tmp_path: Path) -> None:
     assert running.returncode == 1, stderr
     assert "a file was cut off while it was in use" in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no stack for signals")
+def test_a_stack_overflow_is_reported(tmp_path: Path) -> None:
+    source, library = tmp_path / "overflow.c", tmp_path / "overflow.so"
+    source.write_text(
+        "long overflow(long n) {\n"
+        "    volatile char here[4096];\n"
+        "    here[0] = (char) n;\n"
+        "    return overflow(n + 1) + here[0];\n"
+        "}\n"
+    )
+    subprocess.run(["cc", "-O0", "-shared", "-fPIC", "-o", library, source], check=True)
+    words = [sys.executable, "-c", OVERFLOW, str(library)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "the model ended the process: an invalid memory access (SIGSEGV)" in done.stderr

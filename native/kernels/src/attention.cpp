@@ -380,11 +380,6 @@ bool fits(const kernel_set & kernels, const ggml_tensor * op) {
 
 bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     const attention all(kernels, op);
-    if (task.ith() == 0) {
-        for (const ggml_tensor * cache : { op->src[1], op->src[2] }) {
-            use_huge_pages(cache->data, bytes(cache));
-        }
-    }
     if (op->src[0]->ne[1] <= most_few_queries) {
         few_queries(task, all);
     } else {
@@ -408,9 +403,15 @@ void shrink(const ggml_tensor *, small_case & small) {
     }
 }
 
+void plan(const kernel_set &, const ggml_tensor * op, int) {
+    for (const ggml_tensor * cache : { op->src[1], op->src[2] }) {
+        use_huge_pages(cache->data, bytes(cache), op->src[0]->ne[1] > most_few_queries);
+    }
+}
+
 }  // namespace
 
 // ggml rounds queries to the type of the keys; the kernels do not.
-const operation attention_operation = { "FLASH_ATTN_EXT", fits, compute, shrink, 5e-4 };
+const operation attention_operation = { "FLASH_ATTN_EXT", fits, compute, shrink, 5e-4, nullptr, plan };
 
 }  // namespace mtp

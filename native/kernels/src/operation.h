@@ -42,6 +42,9 @@ struct operation {
     // Computes a small case in both ways, and returns the difference, or less than 0 if that is not possible; NULL: that of
     // the operation alone.
     double (*try_out)(const operation & operation, const ggml_tensor * op, int n_threads) = nullptr;
+
+    // What else is to be done for `op` before its graph is computed; NULL: nothing.
+    void (*plan)(const kernel_set & kernels, const ggml_tensor * op, int n_threads) = nullptr;
 };
 
 // Whether the kernels compute `op` when its turn comes, in a graph that is planned.

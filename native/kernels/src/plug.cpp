@@ -52,8 +52,12 @@ public:
     bool work_size(int n_threads, const ggml_tensor * op, size_t &) noexcept override {
         if (!is_empty(op) && of->fits(*kernels, op)) {
             prove(*of, op, n_threads);
-            if (of == &copy_operation) {
-                plan_states(*kernels, op, n_threads);
+            if (of->plan && !is_proving()) {
+                try {
+                    of->plan(*kernels, op, n_threads);
+                } catch (...) {
+                    // no memory: as if there were no plan
+                }
             }
         }
         return false;

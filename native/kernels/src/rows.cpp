@@ -309,6 +309,6 @@ const operation multiply_operation = { "MUL", multiply_fits, multiply, multiply_
 const operation scale_operation = { "SCALE", scale_fits, scale, scale_shrink, 0 };
 const operation argmax_operation = { "ARGMAX", argmax_fits, argmax, argmax_shrink, 0 };
 const operation get_rows_operation = { "GET_ROWS", get_rows_fits, get_rows, get_rows_shrink, 0 };
-const operation copy_operation = { "CPY", copy_fits, copy, copy_shrink, 0 };
+const operation copy_operation = { "CPY", copy_fits, copy, copy_shrink, 0, nullptr, plan_states };
 
 }  // namespace mtp
