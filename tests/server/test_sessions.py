@@ -283,6 +283,21 @@ def test_a_file_that_could_not_be_read_for_a_while(
         assert reused(client.complete(longer, n_predict=2)) >= len(PROMPT)
 
 
+def test_a_file_that_is_out_of_reach_is_tried_again(
+    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any], tmp_path: Path
+) -> None:
+    """Soon, though neither its name nor the folder changes: it is not taken for a damaged one."""
+    folder, answer = saved
+    (path,) = [path for path in sessions(folder) if check_session(path).n_tokens > len(PROMPT)]
+    away, back = tmp_path / "away", tmp_path / "back"
+    path.rename(away)
+    path.symlink_to(back)
+    with server(patched_server, files("ids"), free_port, folder) as client:
+        away.rename(back)
+        time.sleep(2.5)
+        assert reused(client.complete([*PROMPT, *answer, *MORE], n_predict=2)) >= len(PROMPT)
+
+
 def test_sessions_of_other_parameters_are_not_used(
     patched_server: Path, files: Files, free_port: int, tmp_path: Path
 ) -> None:
