@@ -160,6 +160,33 @@ uint64_t kind_of(const operation & operation, const ggml_tensor * op, int n_thre
     return (hash | 2) & ~(uint64_t) 1;  // never 0, which marks a free place
 }
 
+// A hash of all that a kind is made of, as it lies in the tensors: every thread needs it for every operation, and a kind takes
+// several times as long.
+uint64_t signature_of(const operation & operation, const ggml_tensor * op, int n_threads) {
+    uint64_t hash = (uintptr_t) &operation ^ (uint64_t) (n_threads > 1) << 63;
+    const auto add = [&hash](uint64_t value) {
+        hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    };
+    const auto add_tensor = [&add, op](const ggml_tensor * t) {
+        for (int i = 0; i < 4; i++) {
+            add((uint64_t) t->ne[i] ^ (uint64_t) t->nb[i] << 32 ^ (uint64_t) t->nb[i] >> 32);
+        }
+        add((uint64_t) t->type << 1 | (t->data == op->data));
+    };
+    add_tensor(op);
+    uint64_t params[GGML_MAX_OP_PARAMS / 8];
+    memcpy(params, op->op_params, sizeof(params));
+    std::for_each(params, std::end(params), add);
+    for (int i = 0; i < GGML_MAX_SRC; i++) {
+        if (op->src[i]) {
+            add(i);
+            add_tensor(op->src[i]);
+        }
+    }
+    return hash;
+}
+
 // The strides of a small tensor, and the bytes that it takes: elements that are apart have room for another one between
 // them, and the first one is not where memory begins.
 size_t lay_out(const small_case::tensor & t, size_t (&nb)[4]) {
@@ -312,12 +339,22 @@ bool is_proved(const operation & operation, const ggml_tensor * op, int n_thread
     if (is_tried(op)) {
         return true;
     }
+    static thread_local uint64_t known[1024];  // signatures of what was found to be proved
+    const uint64_t signature = signature_of(operation, op, n_threads);
+    uint64_t & at = known[signature >> 54];
+    if (at == signature) {
+        return true;
+    }
     const auto has_proof = [&](int threads) {
         const uint64_t kind = kind_of(operation, op, threads);
-        const std::atomic<uint64_t> * at = look_up(kind);
-        return at && at->load(std::memory_order_acquire) == (kind | proved);
+        const std::atomic<uint64_t> * entry = look_up(kind);
+        return entry && entry->load(std::memory_order_acquire) == (kind | proved);
     };
-    return has_proof(n_threads) || (n_threads == 1 && has_proof(2));
+    if (!has_proof(n_threads) && (n_threads != 1 || !has_proof(2))) {
+        return false;
+    }
+    at = signature;
+    return true;
 }
 
 bool is_proving() { return in_proof; }
