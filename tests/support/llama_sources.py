@@ -33,7 +33,7 @@ def built(
     with tarfile.open(archive) as sources:
         sources.extractall(folder, filter="data")
     (tree,) = folder.glob(f"*/{inside}")
-    return _compiled(tree, folder / "build", targets, options)
+    return compiled(tree, folder / "build", targets, options)
 
 
 def built_with_patches(folder: Path, *targets: str, options: Sequence[str] = ()) -> Path:
@@ -41,10 +41,10 @@ def built_with_patches(folder: Path, *targets: str, options: Sequence[str] = ())
     source = folder / "source"
     unpack_llama_cpp(fetch_archive(), source)
     apply_patches(read_patches(), source)
-    return _compiled(source, folder / "build", targets, options)
+    return compiled(source, folder / "build", targets, options)
 
 
-def _compiled(tree: Path, build: Path, targets: Sequence[str], options: Sequence[str]) -> Path:
+def compiled(tree: Path, build: Path, targets: Sequence[str], options: Sequence[str]) -> Path:
     parts = ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")
     off = [f"-DLLAMA_BUILD_{part}=OFF" for part in parts]
     all_options = [

@@ -16,18 +16,39 @@ ggml_type column_type(ggml_type weights) {
     return block == QK_K ? GGML_TYPE_Q8_K : block > 1 ? GGML_TYPE_Q8_0 : GGML_TYPE_F32;
 }
 
-// Whether the ggml that runs has the type with the blocks that the kernels read. Of the youngest types that is not certain:
-// older versions lack them, and forks have other types under their numbers and other blocks under the name Q2_0.
+// Whether the ggml that runs has the type with the blocks that the kernels read. Older versions lack the youngest types, and
+// forks have other types under these numbers, and other blocks under the name Q2_0.
 bool is_known(ggml_type type) {
     const auto has = [type](const char * name, int64_t elements, size_t bytes) {
         const type_traits * traits = ggml().traits(type);  // perhaps behind an older version's table, where the sizes differ
         return traits->block_size == elements && traits->type_size == bytes && !strcmp(traits->name, name);
     };
     switch (type) {
-        case GGML_TYPE_MXFP4: return has("mxfp4", 32, sizeof(block_mxfp4));
-        case GGML_TYPE_NVFP4: return has("nvfp4", 64, sizeof(block_nvfp4));
-        case GGML_TYPE_Q2_0:  return has("q2_0", 64, sizeof(block_q2_0));
-        default:              return true;
+        case GGML_TYPE_F32:     return has("f32", 1, 4);
+        case GGML_TYPE_F16:     return has("f16", 1, 2);
+        case GGML_TYPE_BF16:    return has("bf16", 1, 2);
+        case GGML_TYPE_Q8_0:    return has("q8_0", 32, sizeof(block_q8_0));
+        case GGML_TYPE_Q4_0:    return has("q4_0", 32, sizeof(block_q4_0));
+        case GGML_TYPE_Q4_1:    return has("q4_1", 32, sizeof(block_q4_1));
+        case GGML_TYPE_Q5_0:    return has("q5_0", 32, sizeof(block_q5_0));
+        case GGML_TYPE_Q5_1:    return has("q5_1", 32, sizeof(block_q5_1));
+        case GGML_TYPE_IQ4_NL:  return has("iq4_nl", 32, sizeof(block_q4_0));
+        case GGML_TYPE_MXFP4:   return has("mxfp4", 32, sizeof(block_mxfp4));
+        case GGML_TYPE_NVFP4:   return has("nvfp4", 64, sizeof(block_nvfp4));
+        case GGML_TYPE_Q2_0:    return has("q2_0", 64, sizeof(block_q2_0));
+        case GGML_TYPE_Q2_K:    return has("q2_K", QK_K, sizeof(block_q2_K));
+        case GGML_TYPE_Q3_K:    return has("q3_K", QK_K, sizeof(block_q3_K));
+        case GGML_TYPE_Q4_K:    return has("q4_K", QK_K, sizeof(block_q4_K));
+        case GGML_TYPE_Q5_K:    return has("q5_K", QK_K, sizeof(block_q5_K));
+        case GGML_TYPE_Q6_K:    return has("q6_K", QK_K, sizeof(block_q6_K));
+        case GGML_TYPE_IQ4_XS:  return has("iq4_xs", QK_K, sizeof(block_iq4_xs));
+        case GGML_TYPE_TQ2_0:   return has("tq2_0", QK_K, sizeof(block_tq2_0));
+        case GGML_TYPE_IQ2_XXS: return has("iq2_xxs", QK_K, sizeof(block_iq2_xxs));
+        case GGML_TYPE_IQ2_XS:  return has("iq2_xs", QK_K, sizeof(block_iq2_xs));
+        case GGML_TYPE_IQ2_S:   return has("iq2_s", QK_K, sizeof(block_iq2_s));
+        case GGML_TYPE_IQ3_XXS: return has("iq3_xxs", QK_K, sizeof(block_iq3_xxs));
+        case GGML_TYPE_IQ3_S:   return has("iq3_s", QK_K, sizeof(block_iq3_s));
+        default:                return false;
     }
 }
 

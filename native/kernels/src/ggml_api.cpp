@@ -46,6 +46,7 @@ const char * find_ggml(void * library) {
     look_up(api.cpu_buffer_type, "ggml_backend_cpu_buffer_type");
     look_up(api.buffer_type_device, "ggml_backend_buft_get_device");
     look_up(api.rms_norm, "ggml_rms_norm");
+    look_up(api.view, "ggml_view_1d");
     look_up(api.set_name, "ggml_set_name");
     look_up(api.barrier, "ggml_barrier", false);
     look_up(api.set_use_ref, "ggml_backend_cpu_set_use_ref", false);

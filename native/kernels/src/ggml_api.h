@@ -75,6 +75,7 @@ struct ggml_api {
     void * (*buffer_type_device)(void * type);
 
     ggml_tensor * (*rms_norm)(ggml_context * context, ggml_tensor * x, float eps);
+    ggml_tensor * (*view)(ggml_context * context, ggml_tensor * x, int64_t n, size_t offset);
     ggml_tensor * (*set_name)(ggml_tensor * tensor, const char * name);
 
     // Whether a graph's nodes, and who uses them, can be seen.

@@ -22,6 +22,9 @@
 #include <new>
 #include <string>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 namespace mtp {
 
 namespace {
@@ -157,6 +160,12 @@ void join_graph_loop() {
     ggml().set_graph_hooks(&hooks);
 }
 
+// Whether memory can be read at what may be no address at all.
+bool is_memory(const void * data, size_t size) {
+    const uintptr_t begin = (uintptr_t) data & ~(uintptr_t) (sysconf(_SC_PAGESIZE) - 1);
+    return data && (uintptr_t) data % sizeof(void *) == 0 && msync((void *) begin, (uintptr_t) data + size - begin, MS_ASYNC) == 0;
+}
+
 // Sees what a graph with a known plan passes to its operation, and where the pool has both.
 class layout_probe : public tensor_traits {
 public:
@@ -174,9 +183,10 @@ public:
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor *) noexcept override {
         calls++;
-        memcpy(&seen, params, offsetof(ggml_compute_params, use_ref));
+        memcpy(&seen, params, ggml().has_use_ref() ? sizeof(seen) : offsetof(ggml_compute_params, use_ref));
         const void * const * pool = (const void * const *) params->threadpool;
-        for (size_t i = 1; pool && i < most_graph_word; i++) {
+        seen.threadpool = is_memory(pool, (most_graph_word + 1) * sizeof(*pool)) ? seen.threadpool : nullptr;
+        for (size_t i = 1; seen.threadpool && i < most_graph_word; i++) {
             graph_at = pool[i] == graph && pool[i + 1] == plan ? i : graph_at;
         }
         return true;
@@ -272,17 +282,23 @@ const char * wrong_tensor_field() {
     }
     const int64_t ne[4] = { 3, 5, 7, 2 };
     ggml_tensor * x = ggml().new_tensor(context, GGML_TYPE_F32, 4, ne);
-    ggml().set_name(x, std::string(200, 'x').c_str());
+    char longest[200];
+    memset(longest, 'x', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = 0;
+    ggml().set_name(x, longest);
     const ggml_tensor * y = ggml().rms_norm(context, x, 0.25f);
+    const ggml_tensor * part = ggml().view(context, x, 2, 12);
     float eps;
     memcpy(&eps, y->op_params, sizeof(eps));
     const char * wrong = x->type != GGML_TYPE_F32 || strcmp(ggml().type_name(GGML_TYPE_F32), "f32")      ? "type"
                          : memcmp(x->ne, ne, sizeof(ne))                                                 ? "ne"
                          : x->nb[0] != 4 || x->nb[3] != 4 * 3 * 5 * 7                                     ? "nb"
-                         : (unsigned) y->op >= most_ops || strcmp(ggml().op_name(y->op), "RMS_NORM")     ? "op"
+                         : y->op != op_number("RMS_NORM")                                                ? "op"
                          : eps != 0.25f                                                                  ? "op_params"
                          : y->src[0] != x || y->src[1] || y->src[GGML_MAX_SRC - 1]                       ? "src"
-                         : !x->data || x->data == y->data                                                ? "data"
+                         : y->view_src || part->view_src != x                                            ? "view_src"
+                         : part->view_offs != 12                                                         ? "view_offs"
+                         : !x->data || x->data == y->data || part->data != (char *) x->data + 12         ? "data"
                          : strnlen(x->name, sizeof(x->name)) != GGML_MAX_NAME - 1                         ? "name"
                          : x->extra                                                                      ? "extra"
                                                                                                          : nullptr;
@@ -309,19 +325,24 @@ const char * wrong_params_field() {
     graph_plan plan = ggml().plan(graph, 1, nullptr);  // no other threads, which forked children would wait for
     alignas(64) static uint8_t work[2 * layout_probe::size];
     const char * wrong = plan.work_size < layout_probe::size || plan.work_size > sizeof(work) ? "wsize" : nullptr;
+    if (!wrong && (plan.n_threads != 1 || plan.work_data || plan.threadpool)) {
+        wrong = "threadpool";
+    }
     if (!wrong) {
         plan.work_data = work;
+        plan.more[0] = ggml().has_use_ref();  // use_ref
         probe.graph = graph;
         probe.plan = &plan;
         ggml().compute(graph, &plan);
         const ggml_compute_params & seen = probe.seen;
         graph_word = probe.graph_at;
-        wrong = probe.calls != 1 || seen.ith != 0 ? "ith"
-                : seen.nth != 1                   ? "nth"
-                : seen.wsize != plan.work_size    ? "wsize"
-                : seen.wdata != work              ? "wdata"
-                : !seen.threadpool                ? "threadpool"
-                                                  : nullptr;
+        wrong = probe.calls != 1 || seen.ith != 0           ? "ith"
+                : seen.nth != 1                             ? "nth"
+                : seen.wsize != plan.work_size              ? "wsize"
+                : seen.wdata != work                        ? "wdata"
+                : !seen.threadpool                          ? "threadpool"
+                : ggml().has_use_ref() && seen.use_ref != 1 ? "use_ref"
+                                                            : nullptr;
     }
     entry.probe = nullptr;
     ggml().free(context);
@@ -356,10 +377,6 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
     if (const char * missing = find_ggml(library)) {
         return refuse(MTP_KERNELS_NO_GGML, place + ": expected a libggml-cpu, found no function " + missing);
     }
-    if (const char * wrong = wrong_tensor_field()) {
-        return refuse(MTP_KERNELS_OTHER_GGML, place + ": its ggml_tensor has another field " + wrong + " than expected");
-    }
-    read_grids();
     prepare_notes();
     buffer_types & list = ggml().extra_buffer_types();
     if (std::any_of(list.begin(), list.end(), [](auto * type) { return type && !strcmp(name_of(type), own_name); })) {
@@ -368,11 +385,10 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
     for (size_t i = 0; i < n_operations; i++) {
         operations[i].of = all_operations[i];
     }
-    begin_choices(*kernels, words);
     // The name of the last operation ends ggml's table, behind which nothing may be read. Newer versions have more
     // operations than ggml.h knew, in any place; the patched one has one of its own at the end.
     const char * const last = ggml().gated_delta_net_replay ? "GATED_DELTA_NET_REPLAY" : ggml().glu ? "GLU" : "OPT_STEP_ADAMW";
-    int known = 0;
+    std::fill(by_number, by_number + most_ops, nullptr);
     const char * found = "";
     for (int op = 1; op < 2 * GGML_OP_COUNT && strcmp(found, last); op++) {
         found = ggml().op_name(op);
@@ -380,10 +396,18 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
         for (computed_here & here : operations) {
             if (!strcmp(found, here.of->name)) {
                 by_number[op] = &here;
-                known++;
             }
         }
     }
+    if (const char * wrong = wrong_tensor_field()) {
+        return refuse(MTP_KERNELS_OTHER_GGML, place + ": its ggml_tensor has another field " + wrong + " than expected");
+    }
+    const type_traits & traits = *ggml().traits(GGML_TYPE_Q8_0);
+    if (traits.name != ggml().type_name(GGML_TYPE_Q8_0) || traits.block_size != QK8_0 || traits.type_size != sizeof(block_q8_0)) {
+        return refuse(MTP_KERNELS_OTHER_GGML, place + ": its ggml_type_traits has other fields than expected");
+    }
+    read_grids();
+    begin_choices(*kernels, words);
     if (!find_context()) {
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": its buffer types have no device where one is expected");
     }
@@ -392,7 +416,7 @@ mtp_kernels_status plug_in(void * library, const std::string & place) {
     std::transform(by_number, by_number + most_ops, wanted,
                    [words](computed_here * here) { return here && is_wanted(words, here->of->name) ? here : nullptr; });
     list.push_back((ggml_backend_buffer_type *) buffer_type);  // from here on, nothing throws
-    if (const char * wrong = known ? wrong_params_field() : "op") {
+    if (const char * wrong = wrong_params_field()) {
         list.pop_back();
         return refuse(MTP_KERNELS_OTHER_GGML, place + ": its ggml_compute_params has another field " + wrong + " than expected");
     }
