@@ -13,18 +13,22 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import AsJson, Overwrite, parse_gguf_output
+from .options import AsJson, Command, Overwrite, parse_gguf_output
 from .progress import reports_errors
 
 PROMPT = "def is_prime(n):\n"
 _GENERATE = ("--ctx", "512", "--depth", "3", "--stats")
 
 
+class CommandClass(Command):
+    """Leaves arguments to the command, which says what to pass instead."""
+
+    allow_extra_args = True
+
+
 @reports_errors
 def demo(
-    unexpected: Annotated[
-        list[str] | None, typer.Argument(hidden=True, metavar="", help="None; -o names the output.")
-    ] = None,
+    ctx: typer.Context,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -49,9 +53,9 @@ def demo(
     The model is a Qwen3.5 of a few million weights, trained on the Python standard library. It
     knows what Python looks like and little else.
     """
-    if unexpected:
+    if ctx.args:
         raise typer.BadParameter(
-            f"expected no argument, found {unexpected[0]!r}; -o FILE.gguf keeps the model"
+            f"expected no argument, found {ctx.args[0]!r}; -o FILE.gguf keeps the model"
         )
     model = resources.files("mtp_gguf.gguf_tools") / "demo_model"
     with resources.as_file(model) as hf, nullcontext() if output else _temporary_folder():

@@ -62,7 +62,7 @@ def say_note() -> None:
 
 
 def _last_measured() -> str | None:
-    """When the kernels were last measured on this machine; None: never."""
+    """When measured kernels were last written to the user's cache; None: never."""
     times = [path.stat().st_mtime for path in (cache_root() / "kernels").glob("*.txt")]
     return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else None
 

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server import kernels
@@ -150,7 +151,8 @@ def measure(
     from mtp_gguf.bench.kernel_choices import BATCHES, measure_choices  # noqa: PLC0415
 
     file = local_model(model, drafts=False).path
-    with status_line("measuring kernels") as report:
+    # open_model says in a sentence what is no GGUF.
+    with open_model(file), status_line("measuring kernels") as report:
         choices = measure_choices(file, threads or computing_threads(), report)
     if not choices:
         raise RequestError(

@@ -60,7 +60,12 @@ def test_a_model_is_measured(dial: Dial, tmp_path: Path, has_kernels: bool) -> N
 
 
 def test_what_cannot_be_measured(models: Models, tmp_path: Path) -> None:
-    done = run(tmp_path, "kernels", "measure", models.checkpoint("demo"))
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
+    wrong = {
+        models.checkpoint("demo"): "a checkpoint",
+        tmp_path / "none.gguf": "none.gguf: cannot be opened",
+    }
+    for path, message in wrong.items():
+        done = run(tmp_path, "kernels", "measure", path)
+        assert done.returncode == 1
+        assert message in done.stderr.splitlines()[-1]
     assert run(tmp_path, "kernels", "measure").returncode == 2

@@ -2,7 +2,7 @@
 //
 // What a thread reads of a product, half a megabyte at a time, is computed by one candidate after the other and timed, from
 // the second time on that the model is read: the weights are then where they will be. Candidates that are clearly slower are
-// left out soon. Each has been proved to give the same bits (products.cpp), so the text does not depend on what is chosen.
+// left out soon. Each has been proved to give the same bits (try_out_candidates), so the text does not depend on what is chosen.
 //
 // The table of choices is a file of the user's cache folder, of one CPU and one version of the library. It is read when the
 // library plugs in, and written when something was decided. It can only make a product slower: what it names has to be a
@@ -55,7 +55,7 @@ void exclude(ggml_type type, const candidate & of);
 // candidate, its nanoseconds per MiB, and how many times as fast it is as the first candidate, and as the runner-up.
 std::string choices();
 
-// A choice, as people write it: "AVX2 hint two_streams".
+// A choice, as the table and people write it: "AVX2+hint+two_streams".
 std::string name_of(const candidate & of);
 
 }  // namespace mtp
