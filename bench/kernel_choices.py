@@ -24,8 +24,9 @@ def measure_choices(
     """Decode batches of all sizes until each kind of product has its kernel.
 
     report: is told how many have. Returns what was measured with this number of threads, in order;
-    `kernel` is None for products that are too small to tell candidates apart. ModelRefusedError if
-    llama.cpp cannot load the file.
+    `kernel` is None for products that are too small to tell candidates apart. While other programs
+    need the CPUs, fewer threads compute some batches: sizes that were not seen with all of them
+    are waited for, too. ModelRefusedError if llama.cpp cannot load the file.
     """
     with (
         BenchModel(path, n_ctx=N_BATCH, threads=threads) as model,
@@ -40,12 +41,13 @@ def measure_choices(
                 session.decode([(7 * i) % model.n_vocab for i in range(count)], all_logits=True)
             found = [c for c in plugged_kernels.choices() if c.threads == threads]
             undecided = sum(choice.kernel is None for choice in found)
+            unseen = len(BATCHES) - len({choice.columns for choice in found})
             now = perf_counter()
-            if undecided != open_before:
-                open_before, decided = undecided, now
+            if (undecided, unseen) != open_before:
+                open_before, decided = (undecided, unseen), now
                 report(f"measuring kernels: {len(found) - undecided} of {len(found)} chosen")
             if (
-                now - decided > (_QUIET_SECONDS if undecided else 1.0)
+                now - decided > (_QUIET_SECONDS if undecided or unseen else 1.0)
                 or now - began > _MOST_SECONDS
             ):
                 return sorted(found, key=lambda choice: astuple(choice)[:5])
