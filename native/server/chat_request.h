@@ -1,6 +1,6 @@
 #pragma once
 // What is wrong with a client's chat request, in one sentence with the place, instead of an error of the JSON library or of the
-// chat template. Both throw std::invalid_argument, a response 400. patches/ includes this file in tools/server.
+// chat template. The checks throw std::invalid_argument, a response 400. patches/ includes this file in tools/server.
 
 #include "chat.h"
 #include "json.h"

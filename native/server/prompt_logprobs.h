@@ -17,7 +17,7 @@
 namespace mtp {
 
 // Tokens of prompts with log-probabilities that are computed at once. Each has a row of logits, a MB with a large vocabulary, for
-// which a context has memory from its beginning; more were hardly faster.
+// which a context has memory from its beginning, also if nobody asks for them.
 constexpr int32_t max_logprob_rows = 64;
 
 // A token of a prompt. The first one follows nothing: it has no log-probability.

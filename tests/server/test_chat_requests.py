@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -216,7 +217,7 @@ def request(given: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def strict(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with the template."""
-    folder = models.copy(DEMO, tmp_path_factory.mktemp("strict"))
+    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("strict") / "demo")
     (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
     return models.gguf(folder, "F32", "F32")
 

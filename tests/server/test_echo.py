@@ -87,7 +87,7 @@ def test_prompts_have_the_log_probabilities_of_python(
     port: int, python: MTPLlama, prompt: Any, max_tokens: int, stream: bool
 ) -> None:
     options: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": 3, "echo": True}
-    [wanted] = python.create_completion(prompt, temperature=0, **options)["choices"]  # type: ignore[index]
+    [wanted] = python.create_completion(prompt, temperature=0, **options)["choices"]
     for _ in range(2):  # also where the slot has the prompt already
         [found] = ask(port, prompt, stream=stream, **options)["choices"]
         check(found, wanted)
