@@ -69,8 +69,7 @@ def bench(
         ),
     ] = None,
     ctx: Annotated[
-        str,
-        typer.Option("-c", "--ctx", metavar="N,…", help="Measure after N tokens of context."),
+        str, typer.Option("-c", "--ctx", metavar="N,…", help="Measure after N tokens of context.")
     ] = "0",
     budget: Budget = None,
     full: Full = False,

@@ -96,8 +96,7 @@ def doctor(
         ),
     ] = None,
     temperature: Annotated[
-        float,
-        typer.Option("--temp", min=0.0, max=100.0, help="Explain for this temperature."),
+        float, typer.Option("--temp", min=0.0, max=100.0, help="Explain for this temperature.")
     ] = 0.8,
     gpu_layers: GpuLayers = 0,
     as_json: AsJson = False,

@@ -27,8 +27,13 @@ from .options import (
     GpuLayers,
     MtpF16,
     Overwrite,
+    Raw,
     Threads,
+    head_type_option,
+    output_option,
     parse_output,
+    prompt_files_option,
+    text_option,
 )
 from .progress import reports_errors
 from .written import file_fields, report_file
@@ -43,29 +48,19 @@ def train_head(
             help="GGUF whose trunk will run (any shard); also OWNER/NAME:QUANT on the hub.",
         ),
     ],
-    text: Annotated[
-        list[Path] | None,
-        typer.Option("--text", metavar="FILE…", help="Train on these text files."),
-    ] = None,
+    text: Annotated[list[Path] | None, text_option("Train on these text files.")] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "-f",
-            "--prompt-file",
-            metavar="FILE…",
-            help="Train on the model's answers to the prompts in these files, separated by blank "
-            "lines.",
+        prompt_files_option(
+            "Train on the model's answers to the prompts in these files, separated by blank lines."
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_output,
-            help="Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
+        output_option(
+            "Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
             "(default: MODEL-tuned.gguf).",
+            parse_output,
         ),
     ] = None,
     head_from: Annotated[
@@ -84,10 +79,8 @@ def train_head(
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        typer.Option(
-            "--mtp-type",
-            rich_help_panel=HEAD,
-            help="Store the head's matrices in this type (default: that of MODEL's head, or Q8_0).",
+        head_type_option(
+            "Store the head's matrices in this type (default: that of MODEL's head, or Q8_0)."
         ),
     ] = None,
     head_only: Annotated[
@@ -117,9 +110,7 @@ def train_head(
             help="Cut texts into pieces of N tokens; a prompt with its answer has at most N.",
         ),
     ] = LENGTH.default,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
-    ] = False,
+    raw: Raw = False,
     steps: Annotated[
         int,
         typer.Option(
