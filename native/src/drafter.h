@@ -13,6 +13,7 @@
 
 #include "bytes.h"
 #include "depth/depth.h"
+#include "draft_ring.h"
 #include "head/head.h"
 #include "lookup/corpus.h"
 #include "lookup/text_drafts.h"
@@ -59,6 +60,8 @@ struct DrafterState {
     Blob rows;
     // How the depth is chosen: what Depth::save gives, and the last cycle. Empty: it stays as it is.
     std::vector<uint8_t> depth;
+    // Tokens of the sequence that were added to the draft vocabulary; empty without the rows.
+    std::vector<DraftRing::Entry> ring;
 };
 
 class Drafter {
@@ -214,6 +217,7 @@ private:
     Head * head_;
     int32_t max_depth_;
     int32_t max_text_;
+    std::unique_ptr<DraftRing> ring_; // nullptr if the draft vocabulary does not follow the text
     std::vector<Sequence> sequences_;
 };
 
