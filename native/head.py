@@ -104,6 +104,16 @@ class Head(Owner):
         self.mapped_bytes: int = info.mapped_bytes
         self.cache_bytes: int = info.cache_bytes
 
+    @property
+    def vocabulary_text(self) -> str:
+        """What it drafts over, in a few words for people."""
+        if self.layout == "none":
+            return f"drafts over all {self.n_vocab:,} tokens"
+        text = f"drafts over {self.n_draft_vocab:,} of {self.n_vocab:,} tokens"
+        if self.layout == "made":
+            text += ", as the file has no list: the special ones and then by id"
+        return text + (f"; the last {self.n_ring:,} follow the text" if self.n_ring else "")
+
     def draft_ids(self) -> NDArray[np.int32]:
         """Return the target ids of the draft vocabulary in rank order, [n_draft_vocab]."""
         out = np.empty(self.n_draft_vocab, np.int32)

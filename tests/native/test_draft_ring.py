@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.draft_vocabulary import default_size, rank_by_id
+from mtp_gguf.convert.draft_vocabulary import rank_by_id
 from mtp_gguf.gguf_tools.draft_list import required_ids
+from mtp_gguf.gguf_tools.memory import draft_memory
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
 from mtp_gguf.native.head import Head
@@ -32,17 +33,12 @@ RING = SIZE // 4
 
 @contextmanager
 def opened(path: Path, n_seq_max: int = 1, **options: Any) -> Iterator[tuple[Session, Head]]:
-    """A session whose head drafts over a made list of SIZE tokens, unless `options` say otherwise."""
+    """A session whose head has a made list of SIZE tokens, unless `options` say otherwise."""
     with closing(Trunk(path, DEPTH, n_seq_max=n_seq_max)) as trunk:
+        sizes = {"n_ctx": llama_cpp.llama_n_ctx_seq(trunk.context), "n_seq_max": n_seq_max}
+        chosen = {"fastmtp_size": SIZE, **sizes, **options}
         with (
-            Head(
-                path,
-                device=places.current().head,
-                n_ctx=llama_cpp.llama_n_ctx_seq(trunk.context),
-                n_seq_max=n_seq_max,
-                n_threads=1,
-                **{"fastmtp_size": SIZE, **options},
-            ) as head,
+            Head(path, device=places.current().head, n_threads=1, **chosen) as head,
             Session(trunk.context, head, max_depth=DEPTH) as session,
         ):
             yield session, head
@@ -82,12 +78,17 @@ def test_only_a_large_vocabulary_has_a_list_by_default(models: Models) -> None:
     sizes = {}
     for n_vocab in (32_767, 32_768):
         spec = replace(SPECS["dense-tied"], name=f"large-{n_vocab}", hidden=64, vocab_size=n_vocab)
-        with Head(models.gguf(spec, "Q8_0", "F16")) as head:
+        path = models.gguf(spec, "Q8_0", "F16")
+        with Head(path) as head, open_model(path) as model:
             sizes[n_vocab] = (head.layout, head.n_draft_vocab, head.n_ring)
-    assert sizes == {
-        32_767: ("none", 32_767, 0),
-        32_768: ("made", default_size(32_768, 0), 2048),
-    }
+            found = model.report.in_use
+            assert (found is None) == (head.layout == "none")
+            if found:
+                assert (found.size, found.ring) == sizes[n_vocab][1:]
+                memory = draft_memory(model, model, None, 256, 1)
+                # Each buffer of ggml begins at a multiple of its alignment.
+                assert memory.draft_rows <= head.weight_bytes < memory.draft_rows + 256
+    assert sizes == {32_767: ("none", 32_767, 0), 32_768: ("made", 8192, 2048)}
 
 
 @pytest.mark.parametrize(

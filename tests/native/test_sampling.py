@@ -70,9 +70,7 @@ def opened(path: Path, **options: Any) -> Iterator[tuple[Session, Trunk]]:
     with closing(Trunk(path, DEPTH)) as trunk:
         n_ctx = llama_cpp.llama_n_ctx_seq(trunk.context)
         with (
-            Head(
-                path, device=places.current().head, n_ctx=n_ctx, n_threads=1, **options
-            ) as head,
+            Head(path, device=places.current().head, n_ctx=n_ctx, n_threads=1, **options) as head,
             Session(trunk.context, head, max_depth=DEPTH) as session,
         ):
             yield session, trunk
