@@ -29,6 +29,7 @@ set(MTP_HEAD_SOURCES
     src/head/imatrix.cpp
     src/head/imatrix_api.cpp
     src/head/packed_tensors.cpp
+    src/head/token_scripts.cpp
     src/head/weights.cpp
     src/lookup/corpus.cpp
     src/lookup/corpus_api.cpp

@@ -12,6 +12,7 @@ import pytest
 
 from mtp_gguf.convert.draft_vocabulary import rank_by_id
 from mtp_gguf.gguf_tools.draft_list import required_ids
+from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.memory import draft_memory
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
@@ -20,6 +21,7 @@ from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support import places
 from support.checkpoints import SPECS
+from support.gguf_files import Rewrite
 from support.models import Dial, Models
 from support.native_trunk import Trunk
 
@@ -64,7 +66,7 @@ def test_a_list_is_made_of_the_special_tokens_and_then_by_id(models: Models) -> 
     assert required[0] > SIZE
     states = np.random.default_rng(4).standard_normal((3, 256)).astype(np.float32)
     with Head(path, fastmtp_size=SIZE) as head, Head(path, fastmtp_size=-1) as whole:
-        assert (head.layout, head.n_draft_vocab, head.n_ring) == ("made", SIZE, RING)
+        assert (head.layout, head.n_draft_vocab, head.n_ring) == ("made", SIZE, 2 * RING)
         assert (whole.layout, whole.n_ring) == ("none", 0)
         ids = head.draft_ids()
         assert ids.tolist() == rank_by_id(required, head.n_vocab, SIZE).ids.tolist()
@@ -88,7 +90,7 @@ def test_only_a_large_vocabulary_has_a_list_by_default(models: Models) -> None:
                 memory = draft_memory(model, model, None, 256, 1)
                 # Each buffer of ggml begins at a multiple of its alignment.
                 assert memory.draft_rows <= head.weight_bytes < memory.draft_rows + 256
-    assert sizes == {32_767: ("none", 32_767, 0), 32_768: ("made", 8192, 2048)}
+    assert sizes == {32_767: ("none", 32_767, 0), 32_768: ("made", 8192, 2048 + 2048)}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,47 @@ def test_what_is_removed_can_no_longer_be_drafted(dial: Dial) -> None:
         session.decode([5])
         session.step(5, 1)
         assert head.draft_ids().tolist() == listed
+
+
+def test_other_tokens_of_its_script_come_with_a_token(dial: Dial, rewrite: Rewrite) -> None:
+    """By id, until a script has half of their area; and they leave with the text."""
+    path = dial("tiny")
+    with open_model(path) as model:
+        words = list(model.first.array("tokenizer.ggml.tokens") or [])
+    words[256:900] = [f"w{token}" for token in range(256, 900)]
+    for first, character in ((500, "Ж"), (600, "漢"), (700, "각")):
+        for token in range(first, first + 40):
+            words[token] = byte_level(f" {token}{character}")
+    path = rewrite(path, {"tokenizer.ggml.tokens": Value(ValueType.STRING, words)})
+    with opened(path) as (session, head):
+        listed = head.draft_ids().tolist()
+        found = []
+        for token in (510, 620, 720):
+            session.decode([token, 5])
+            session.step(5, 1)
+            found.append(set(head.draft_ids().tolist()) - set(listed))
+        session.remove(0)
+        session.decode([5])
+        session.step(5, 1)
+        assert head.draft_ids().tolist() == listed
+    half = RING // 2
+    cyrillic, han, hangul = (
+        {token, *[i for i in range(first, first + 40) if i != token][:half]}
+        for first, token in ((500, 510), (600, 620), (700, 720))
+    )
+    assert cyrillic <= found[0]
+    assert cyrillic | han <= found[1]
+    assert {510} | han | hangul <= found[2]
+    assert len(cyrillic & found[2]) < half
+
+
+def byte_level(text: str) -> str:
+    """The text as byte-level vocabularies have it: a printable character for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return "".join(
+        chr(byte if byte in printable else 256 + others.index(byte)) for byte in text.encode()
+    )
 
 
 def test_sequences_share_it(dial: Dial) -> None:

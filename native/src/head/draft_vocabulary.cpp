@@ -1,6 +1,7 @@
 #include "head/draft_vocabulary.h"
 
 #include "error.h"
+#include "head/token_scripts.h"
 
 #include "ggml.h"
 
@@ -18,8 +19,10 @@ static const char * ID_MAP = "d2t";
 static const int64_t SMALL_VOCABULARY = 32768;
 static const int64_t DEFAULT_SIZE = 32768;
 
-// The default number of ids that can be replaced, at most a quarter of the list.
+// The default number of ids that can be replaced by tokens of a text, and in a list that was made by others of their
+// scripts; each at most a quarter of the list.
 static const int64_t DEFAULT_RING = 2048;
+static const int64_t SCRIPT_RING = 8192;
 
 // Checks that all ids are in range and unique. A wrong map causes no error, only an acceptance of zero.
 static void check_ids(const GgufFile & file, const char * field, const std::vector<int64_t> & ids,
@@ -177,6 +180,7 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
                                       const std::vector<HeadConfig> & layers, int32_t fastmtp_size, int32_t n_ring) {
     DraftVocabulary v;
     v.n_vocab = find_embedding(head, trunk, layers.front()).tensor->ne[1];
+    const GgufFile & tokenizer = trunk == nullptr || head.has_key("tokenizer.ggml.tokens") ? head : *trunk;
     std::vector<int64_t> ids;
     if (const std::unique_ptr<StoredTensor> map = head.find(ID_MAP)) {
         ids = read_id_map(head, *map);
@@ -196,8 +200,7 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
                 throw Error(MTP_ERROR_ARGUMENT, format("fastmtp_size: expected less than the %lld tokens of the vocabulary, "
                                                        "found %d", (long long) v.n_vocab, fastmtp_size));
             }
-            const bool own = trunk == nullptr || head.has_key("tokenizer.ggml.tokens");
-            ids = make_ids(own ? head : *trunk, v.n_vocab, fastmtp_size);
+            ids = make_ids(tokenizer, v.n_vocab, fastmtp_size);
             v.layout = ids.empty() ? MTP_DRAFT_NONE : MTP_DRAFT_MADE;
         }
     }
@@ -228,6 +231,11 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
     }
     if (!v.ids.empty() && !v.output_is_short && n_ring >= 0) { // else only the rows of the list are there
         v.n_ring = std::min(n_ring == 0 ? DEFAULT_RING : n_ring, v.size() / 4);
+        if (v.layout == MTP_DRAFT_MADE && v.n_ring > 0) {
+            v.n_script = std::min(SCRIPT_RING, v.size() / 4);
+            v.n_ring += v.n_script;
+            v.scripts = token_scripts(tokenizer, v.n_vocab);
+        }
     }
     return v;
 }
