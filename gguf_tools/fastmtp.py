@@ -65,9 +65,10 @@ class DraftInUse:
 
     @property
     def other_sizes(self) -> list[int]:
-        """Sizes to compare it with: a half and a quarter, and -1 for the whole vocabulary."""
+        """Sizes to compare it with; -1 for the whole vocabulary. A made list can also be longer."""
+        larger = [] if self.layout else [2 * self.size]
         smaller = [size for size in (self.size // 2, self.size // 4) if size]
-        return smaller + ([-1] if self.gathered else [])
+        return larger + smaller + ([-1] if self.gathered else [])
 
     @property
     def text(self) -> str:

@@ -21,6 +21,7 @@ from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support import places
 from support.checkpoints import SPECS
+from support.commands import invoke, succeed
 from support.gguf_files import Rewrite
 from support.models import Dial, Models
 from support.native_trunk import Trunk
@@ -76,11 +77,17 @@ def test_a_list_is_made_of_the_special_tokens_and_then_by_id(models: Models) -> 
     assert np.array_equal(part.logits[0], all_.logits[0, ids])
 
 
+def large(models: Models, n_vocab: int) -> Path:
+    """A model with a vocabulary of this size."""
+    spec = replace(SPECS["dense-tied"], name=f"large-{n_vocab}", hidden=64, vocab_size=n_vocab)
+    return models.gguf(spec, "Q8_0", "F16")
+
+
 def test_only_a_large_vocabulary_has_a_list_by_default(models: Models) -> None:
+    """The head and what the headers tell have the same sizes and memory."""
     sizes = {}
     for n_vocab in (32_767, 32_768):
-        spec = replace(SPECS["dense-tied"], name=f"large-{n_vocab}", hidden=64, vocab_size=n_vocab)
-        path = models.gguf(spec, "Q8_0", "F16")
+        path = large(models, n_vocab)
         with Head(path) as head, open_model(path) as model:
             sizes[n_vocab] = (head.layout, head.n_draft_vocab, head.n_ring)
             found = model.report.in_use
@@ -91,6 +98,19 @@ def test_only_a_large_vocabulary_has_a_list_by_default(models: Models) -> None:
                 # Each buffer of ggml begins at a multiple of its alignment.
                 assert memory.draft_rows <= head.weight_bytes < memory.draft_rows + 256
     assert sizes == {32_767: ("none", 32_767, 0), 32_768: ("made", 8192, 2048 + 2048)}
+
+
+def test_the_commands_say_what_is_drafted_over(models: Models) -> None:
+    path = large(models, 32_768)
+    text = "8192 tokens, by id, chosen when the file is loaded, the last 4096 follow the text"
+    assert f"\ndraft vocabulary: {text}\n" in succeed("doctor", path)
+    assert succeed("list-tensors", path, "--mtp").endswith(f"draft vocabulary of {text}\n")
+    options = ("generate", path, "-p", "aha", "-n", 2, "--ctx", 256)
+    assert (
+        "mtp-gguf: drafts over 8,192 of 32,768 tokens, as the file has no list: the special ones "
+        "and then by id; the last 4,096 follow the text; --fastmtp-size -1 drafts over all\n"
+    ) in invoke(*options).stderr
+    assert "drafts over" not in invoke(*options, "--fastmtp-size", -1).stderr
 
 
 @pytest.mark.parametrize(
