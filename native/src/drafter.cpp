@@ -243,6 +243,7 @@ void Drafter::draft_with_head(Requests & requests, const Drawing * drawing) {
 void Drafter::run_head(const Requests & requests, const Drawing * drawing) {
     if (ring_) { // here only, so that it is known until the next drafts which tokens could be drafted
         for (const DraftRequest * request : requests) {
+            ring_->truncate(request->seq, request->position); // of a draft that was not verified
             ring_->follow(request->seq, request->position, &request->token, 1);
         }
         head_->set_ring(ring_->ids());
