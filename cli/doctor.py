@@ -328,11 +328,8 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
             yield f"head: {diagnosis.head}"
         if tower and diagnosis.is_sound:
             yield f"sees pictures: {tower.text}"
-    if diagnosis.can_draft and diagnosis.draft:
-        yield (
-            f"draft vocabulary: {diagnosis.draft.size} tokens, "
-            f"layout {diagnosis.draft.layout.value}"
-        )
+    if diagnosis.can_draft and diagnosis.in_use:
+        yield f"draft vocabulary: {diagnosis.in_use.text}"
     for command in diagnosis.runs_with:
         yield f"runs with: {command}"
     memory = diagnosis.memory

@@ -74,7 +74,7 @@ def check_acceptance(path: Path, progress: Progress, *, has_list: bool) -> Accep
     """Measure the finished file; if that fails, the result contains the reason.
 
     has_list: whether the file has a draft vocabulary that can be left out, to find out whether
-    the vocabulary or the head causes a poor result.
+    the vocabulary or the head causes a poor result. Without one, all tokens can be drafted.
     """
     try:
         from mtp_gguf.native.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
@@ -89,7 +89,9 @@ def check_acceptance(path: Path, progress: Progress, *, has_list: bool) -> Accep
                 f"measuring acceptance: takes {human_bytes(needed)} of memory, and at most "
                 f"{_SECONDS:.0f} s after loading; Ctrl-C or --no-check skips it"
             )
-        check = AcceptanceCheck(measure_in_subprocess(path, seconds=_SECONDS))
+        check = AcceptanceCheck(
+            measure_in_subprocess(path, seconds=_SECONDS, whole_vocabulary=not has_list)
+        )
         if check.poor and has_list:
             whole = measure_in_subprocess(path, seconds=_SECONDS, whole_vocabulary=True)
             check = AcceptanceCheck(check.measured, whole)

@@ -151,7 +151,8 @@ class MTPLlama(llama_cpp.Llama):
     - rejection: accept drafts by rejection sampling if the sampler is a plain chain of top-k,
       top-p, min-p and temperature. False: accept only equal tokens, which gives the same
       tokens as a run without drafts with the same seed.
-    - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none.
+    - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none. A file
+      without one gets a list of this size when it is loaded; 0 for the default size.
     - mtp_head: another file to take the head from, local or on the hub.
     - mtp_device: ggml's name of the device for the head (default: the trunk's device).
     - n_cpu_moe: keep the experts of the trunk's first so many layers on the CPU, for a model that

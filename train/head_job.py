@@ -18,13 +18,14 @@ from safetensors.numpy import save_file
 from mtp_gguf.bench.costs import cycle_costs
 from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.convert.converted_head import converted_head
-from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, default_size, rank_by_counts
+from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, rank_by_counts
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
 from mtp_gguf.convert.precision import parse_tensor_type
 from mtp_gguf.gguf_tools import process_memory, processors
 from mtp_gguf.gguf_tools.draft_list import DraftList, list_faults, read_draft_list, required_ids
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.fastmtp import default_size
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.interrupted import Interrupted, leaves_nothing
 from mtp_gguf.gguf_tools.model import Model, open_model
