@@ -144,7 +144,7 @@ def measure_acceptance(
         if llm.head is None:
             raise RequestError("drafting is switched off by MTP_GGUF_DISABLE")
         if text is None:
-            parts = list(_passages(llm))
+            parts = list(places_of(llm))
         else:
             tokens = llm.tokenize(text.encode(), add_bos=False)
             parts = [(tokens[:_PROMPT], tokens[_PROMPT : _PROMPT + drafts])]
@@ -170,7 +170,7 @@ def measure_acceptance(
         return Measured(_counts(ways[0]), _counts(ways[1]), perf_counter() - began)
 
 
-def _passages(llm: "MTPLlama") -> Iterator[tuple[list[int], list[int]]]:
+def places_of(llm: "MTPLlama") -> Iterator[tuple[list[int], list[int]]]:
     """Yield the tokens of each passage before the first chain, and those that chains begin at."""
     try:
         write = chat_writer(llm.metadata.get("tokenizer.chat_template"))

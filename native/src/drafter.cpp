@@ -40,11 +40,21 @@ uint64_t this_machine() {
     return machine;
 }
 
+// Heads that accept fewer first drafts begin with what their file states; docs/decisions.md says why others do not.
+constexpr double kBadHead = 0.3;
+
 } // namespace
 
 Drafter::Drafter(Head * head, int32_t n_sequences, int32_t max_depth, int32_t max_text)
     : head_(head), max_depth_(head != nullptr ? int32_t(std::min<int64_t>(max_depth, head->max_depth())) : 0),
-      max_text_(max_text), sequences_(size_t(n_sequences), Sequence(Depth(max_depth_))) {}
+      max_text_(max_text), sequences_(size_t(n_sequences), Sequence(Depth(max_depth_))) {
+    const double stated = head != nullptr ? head->stated_acceptance() : -1;
+    for (Sequence & sequence : sequences_) {
+        if (stated >= 0 && stated < kBadHead) {
+            sequence.depth.expect(stated);
+        }
+    }
+}
 
 // ---- drafting ----
 

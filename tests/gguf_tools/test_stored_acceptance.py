@@ -25,6 +25,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.format import RawValue, Value, ValueType, encoded_keys, open_gguf
 from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX, Metadata, header_keys, open_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, write
+from mtp_gguf.native.llama import MTPLlama
 from mtp_gguf.server.model import open_model as open_served
 from support.commands import invoke, succeed
 from support.gguf_files import loads, value_of
@@ -277,3 +278,38 @@ def test_intervals() -> None:
     assert counts.interval(1) == pytest.approx((0.973, 1.0), abs=1e-3)
     assert counts.interval(2) == pytest.approx((0.0, 0.027), abs=1e-3)
     assert counts.interval(3) == (0.0, 1.0)
+
+
+def first_drafts(path: Path) -> int:
+    """How many tokens depth auto drafts to be verified before there is any outcome."""
+    with MTPLlama(str(path), depth="auto", lookup=False, profile=False, n_ctx=64) as llm:
+        llm.session.set_costs([20, 26, 30, 34], [2, 4, 6])
+        llm.session.decode([1, 2, 3])
+        drafts = llm.session.begin(4, "auto")
+        llm.session.end(0)
+        return len(drafts)
+
+
+def test_depth_auto_begins_with_a_bad_heads_figure(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    def stating(accepted: Value | None) -> Path:
+        def edit(keys: Metadata) -> None:
+            without_acceptance(keys)
+            if accepted is not None:
+                keys["mtp.acceptance.greedy.drafted"] = Value(ValueType.U32, (140,) * 4)
+                keys["mtp.acceptance.greedy.accepted"] = accepted
+
+        return changed(made[0], tmp_path / "stating.gguf", keys=edit)
+
+    usual = first_drafts(stating(None))
+    assert usual > 0
+    assert first_drafts(stating(Value(ValueType.U32, (1, 0, 0, 0)))) == 0
+    assert first_drafts(stating(Value(ValueType.U32, (50, 0, 0, 0)))) == usual
+    for hostile in (
+        Value(ValueType.U32, (141, 0, 0, 0)),
+        Value(ValueType.U32, ()),
+        Value(ValueType.STRING, "0"),
+        Value(ValueType.F32, (0.0,) * 4),
+    ):
+        assert first_drafts(stating(hostile)) == usual
