@@ -25,6 +25,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.format import RawValue, Value, ValueType, encoded_keys, open_gguf
 from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX, Metadata, header_keys, open_model
 from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, write
+from mtp_gguf.native.acceptance import measure_acceptance
 from mtp_gguf.native.llama import MTPLlama
 from mtp_gguf.server.model import open_model as open_served
 from support.commands import invoke, succeed
@@ -107,6 +108,20 @@ def test_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> 
     bare = changed(path, tmp_path / "bare.gguf", keys=without_acceptance)
     assert "acceptance" not in succeed("info", bare)
     assert json.loads(succeed("doctor", bare, "--json"))["acceptance"] is None
+
+
+@pytest.mark.thorough
+def test_measured_anew_it_is_the_same(
+    made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made
+    monkeypatch.setattr(measuring, "_SECONDS", 300.0)
+    fields = json.loads(succeed("doctor", path, "--load", "--json"))
+    for way in ("greedy", "sampled"):
+        assert fields["measured_acceptance"][way] == fields["acceptance"][way]
+    here = measure_acceptance(path, seconds=300).fields()  # MTPLlama, in this process
+    assert here["greedy"] == fields["acceptance"]["greedy"]
+    assert "measured now: acceptance: greedy " in succeed("doctor", path, "--load")
 
 
 def test_a_remote_file_is_not_compared(
