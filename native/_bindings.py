@@ -604,6 +604,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     #     int32_t n_verify, const double * draft_ms, int32_t n_draft);
     lib.mtp_session_set_costs.restype = c_int32
     lib.mtp_session_set_costs.argtypes = [c_void_p, f64_p, c_int32, f64_p, c_int32]
+    # mtp_status mtp_session_remember_depth(mtp_session * session, const char * path);
+    lib.mtp_session_remember_depth.restype = c_int32
+    lib.mtp_session_remember_depth.argtypes = [c_void_p, c_char_p]
 
     # mtp_status mtp_text_drafts_new(mtp_text_drafts ** out);
     lib.mtp_text_drafts_new.restype = c_int32

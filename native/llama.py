@@ -20,6 +20,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.processors import computing_threads
@@ -435,6 +436,16 @@ class MTPLlama(llama_cpp.Llama):
         )
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
+        if self.depth == AUTO:
+            names = ("n_threads", "n_gpu_layers", "type_k", "type_v", "flash_attn", "lora_path")
+            remembered = depth_file(
+                [Path(path) for path in (model_path, mtp_head) if path],
+                runtime.folder,
+                *(str(options.get(name)) for name in names),
+                *(str(value) for value in self._mtp_options.values()),
+            )
+            if remembered:
+                self._session.remember_depth(remembered)
         if self._lookup_files:
             corpus = open_lookup_files(
                 self._lookup_files,

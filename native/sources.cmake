@@ -5,6 +5,7 @@
 # whose tree build-server copies this folder without session/.
 set(MTP_HEAD_INCLUDE ${CMAKE_CURRENT_LIST_DIR}/include ${CMAKE_CURRENT_LIST_DIR}/src)
 set(MTP_HEAD_SOURCES
+    src/depth_file.cpp
     src/drafter.cpp
     src/error.cpp
     src/file_map.cpp

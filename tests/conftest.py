@@ -38,6 +38,10 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 
+# What depth "auto" learns in one test is not for another.
+os.environ.setdefault("MTP_GGUF_DEPTH_FILE", "0")
+
+
 def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

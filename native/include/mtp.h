@@ -662,6 +662,11 @@ MTP_API mtp_status mtp_depth_report_draft(mtp_depth * depth, int32_t n_sequences
 MTP_API mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms,
                                          int32_t n_verify, const double * draft_ms, int32_t n_draft);
 
+/* Begins with what the choice of depths had learned when `path` was written, and writes that file when the session is
+ * freed. path: UTF-8. The caller gives each model, and each setting that changes what a batch costs, a file of its own; a
+ * file of another head or version, or a damaged one, is ignored and replaced. Before anything is drafted. */
+MTP_API mtp_status mtp_session_remember_depth(mtp_session * session, const char * path);
+
 /* ---- suffix index ----
  *
  * Finds the longest suffix of a token sequence that also occurs earlier in it. The tokens that follow

@@ -48,6 +48,10 @@ struct common_speculative_impl_mtp : public common_speculative_impl {
             llama_set_embeddings_nextn(params.ctx_tgt, true, /*masked*/ false);
             llama_set_outputs_on_device(params.ctx_tgt, true);
         }
+        const char * remembered = getenv("MTP_GGUF_DEPTH_FILE"); // "0": nothing is kept
+        if (remembered && *remembered && strcmp(remembered, "0") && params.n_auto) {
+            drafter->remember_depth(remembered);
+        }
         if (lookup && !spec.lookup_index.empty()) {
             init_corpus(spec.lookup_index);
         }

@@ -1,5 +1,6 @@
 #include "drafter.h"
 
+#include "depth_file.h"
 #include "error.h"
 #include "fingerprint.h"
 
@@ -24,6 +25,7 @@ constexpr int32_t kUnknown = -1;
 
 constexpr uint32_t OPEN = 1, ENDED = 2, FROM_TEXT = 4; // flags of a saved cycle
 constexpr double kMostMs = 1e9;
+constexpr int64_t kLeastCycles = 16; // from which on it is worth a file what was learned
 const char kDepthState[] = "checkpoint: the state of the depth";
 
 // Identifies what costs depend on: the devices, by their names.
@@ -53,6 +55,23 @@ Drafter::Drafter(Head * head, int32_t n_sequences, int32_t max_depth, int32_t ma
         if (stated >= 0 && stated < kBadHead) {
             sequence.depth.expect(stated);
         }
+    }
+}
+
+Drafter::~Drafter() {
+    if (!depth_path_.empty() && n_cycles_ >= kLeastCycles) {
+        write_depth_file(depth_path_, this_machine(), head_fingerprint_, at(last_seq_).depth);
+    }
+}
+
+void Drafter::remember_depth(const std::string & path) {
+    if (head_ == nullptr) {
+        return;
+    }
+    depth_path_ = path;
+    head_fingerprint_ = head_->fingerprint();
+    for (Sequence & s : sequences_) {
+        read_depth_file(path, this_machine(), head_fingerprint_, s.depth);
     }
 }
 
@@ -114,6 +133,8 @@ void Drafter::report_cycle(const DraftRequest & request) {
     if (!cycle.open || !cycle.ended) {
         return;
     }
+    n_cycles_++;
+    last_seq_ = request.seq;
     mtp_cycle_outcome & outcome = cycle.outcome;
     if (cycle.from_text) {
         s.depth.report_free(outcome.n_verified, outcome.n_accepted, 0, outcome.undo_ms);

@@ -76,6 +76,9 @@ public:
     void restore(BoundedReader & in, bool with_costs);
     static void check_saved(BoundedReader & in);
 
+    // A cycle without drafts is a probe as soon as possible: what was learned may not hold for this text.
+    void probe_soon() { probe_debt_ = 0; }
+
     int32_t max_depth() const { return max_depth_; }
     const std::shared_ptr<SharedCosts> & costs() const { return costs_; }
 
