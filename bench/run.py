@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.process_memory import peak_memory
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, LOOKUP_TOKENS
 from mtp_gguf.gguf_tools.system import STOCK
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
@@ -388,6 +389,7 @@ class _Bench:
             self._samples,
             _analyze(texts, o.contexts[0], self._environment),
             self._warnings(texts),
+            peak_memory(),
         )
 
     def _warnings(self, texts: Sequence[TextResult]) -> tuple[str, ...]:

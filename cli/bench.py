@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtp_gguf.bench.pairs import markdown
 from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.result import NAMED
@@ -99,6 +100,12 @@ def bench(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier bench.")
     ] = False,
+    as_markdown: Annotated[
+        bool,
+        typer.Option(
+            "--markdown", help="Print a Markdown table of each setting beside no drafting instead."
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -127,6 +134,8 @@ def bench(
         wanted = parse_depths(depths or _DEPTHS)
     with usage_of("--ctx"):
         contexts = parse_contexts(ctx)
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown contradict each other")
     if no_server and llama_server:
         raise typer.BadParameter("--no-server and --llama-server contradict each other")
     seconds = parse_budget(budget, full)
@@ -182,10 +191,10 @@ def bench(
     if as_json:
         typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
     else:
-        for line in bench_table(result):
+        for line in markdown(result) if as_markdown else bench_table(result):
             typer.echo(line)
         for path in files.paths:
-            typer.echo(f"written: {path}")
+            typer.echo(f"written: {path}", err=as_markdown)
     if result.state == "stopped":
         typer.echo(f"mtp-gguf: interrupted; {stopped_line(result)}", err=True)
         raise typer.Exit(INTERRUPTED)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes
 from mtp_gguf.gguf_tools.system import busy_machine
-from mtp_gguf.gguf_tools.text import duration
+from mtp_gguf.gguf_tools.text import duration, human_bytes
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
@@ -46,6 +46,7 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
     llama = e.versions["llama-cpp-python"]
     yield f"threads {e.threads}, llama-cpp-python {llama}, {e.kernels} kernels"
     yield f"kernels: {result.model.kernels.text}"
+    yield f"memory: {human_bytes(result.peak_bytes)} at most"
     for costs in result.cycles:
         yield ""
         yield f"ms after {costs.context} tokens"

@@ -338,7 +338,9 @@ def serve(
             variables = {**(os.environ if variables is None else variables)}
             variables[DEPTH_FILE] = str(remembered)
     lacking = _lacking(server)
-    notes = (lacking, kernels, headless, several, ignored, missing, *command.notes)
+    own = served.head_file is file
+    acceptance = f"acceptance: {file.acceptance}" if own and file.acceptance else ""
+    notes = (lacking, kernels, headless, several, ignored, missing, acceptance, *command.notes)
     for note in filter(None, notes):
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:

@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from sys import byteorder
 
+from .acceptance import Stored, read_stored
 from .draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, required_ids
 from .drafters import Drafter
 from .drafters import misfits as misfits_of_drafter
@@ -84,7 +85,8 @@ class Diagnosis:
     over, None for the whole vocabulary. runs_with: commands that draft
     with it. memory: the memory that drafting takes, None if the model cannot draft. tower: the
     vision tower, of an mmproj file or of the one that was examined with the model. drafter: the
-    one that is examined in place of a head.
+    one that is examined in place of a head. acceptance: what the file states of its own head; None
+    if it states nothing, or if the head is in another file.
     """
 
     path: str
@@ -96,6 +98,7 @@ class Diagnosis:
     tower: VisionTower | None = None
     drafter: Drafter | None = None
     in_use: DraftInUse | None = None
+    acceptance: Stored | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -150,6 +153,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         in_use=draft_in_use(draft, model.vocabulary_size or 0)
         if sound and head.head.kind.ours
         else None,
+        acceptance=read_stored(model) if sound and separate is None else None,
     )
 
 

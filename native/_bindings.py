@@ -547,6 +547,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_depth_new_beside(const mtp_depth * other, mtp_depth ** out);
     lib.mtp_depth_new_beside.restype = c_int32
     lib.mtp_depth_new_beside.argtypes = [c_void_p, POINTER(c_void_p)]
+    # mtp_status mtp_depth_expect(mtp_depth * depth, double acceptance);
+    lib.mtp_depth_expect.restype = c_int32
+    lib.mtp_depth_expect.argtypes = [c_void_p, c_double]
     # mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences);
     lib.mtp_depth_share.restype = c_int32
     lib.mtp_depth_share.argtypes = [c_void_p, c_int32]

@@ -619,6 +619,10 @@ MTP_API void       mtp_depth_free(mtp_depth * depth);
  * of `other`. The two share their measured costs; outcomes are kept per chooser. */
 MTP_API mtp_status mtp_depth_new_beside(const mtp_depth * other, mtp_depth ** out);
 
+/* Sets the acceptance of first drafts (0 .. 1) that is expected before any outcome, such as the one that a
+ * file states; 0.7 otherwise. A session does so if the head's file states less than 0.3. */
+MTP_API mtp_status mtp_depth_expect(mtp_depth * depth, double acceptance);
+
 /* Sets how many sequences (1 .. MTP_MAX_SEQUENCES, initially 1) share the next batches. */
 MTP_API mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences);
 

@@ -42,6 +42,9 @@ uint64_t this_machine() {
     return machine;
 }
 
+// Heads that accept fewer first drafts begin with what their file states; docs/decisions.md says why others do not.
+constexpr double kBadHead = 0.3;
+
 } // namespace
 
 Drafter::Drafter(Head * head, int32_t n_sequences, int32_t max_depth, int32_t max_text)
@@ -49,6 +52,12 @@ Drafter::Drafter(Head * head, int32_t n_sequences, int32_t max_depth, int32_t ma
       max_text_(max_text), sequences_(size_t(n_sequences), Sequence(Depth(max_depth_))) {
     if (head_ != nullptr && head_->vocabulary().n_ring > 0) {
         ring_ = std::make_unique<DraftRing>(head_->vocabulary(), n_sequences);
+    }
+    const double stated = head != nullptr ? head->stated_acceptance() : -1;
+    for (Sequence & sequence : sequences_) {
+        if (stated >= 0 && stated < kBadHead) {
+            sequence.depth.expect(stated);
+        }
     }
 }
 

@@ -38,6 +38,7 @@ public:
     explicit Depth(int32_t max_depth, std::shared_ptr<SharedCosts> costs = std::make_shared<SharedCosts>());
 
     // As the functions of the same names in mtp.h.
+    void expect(double acceptance);
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft);
 
     void share(int32_t n_sequences);

@@ -98,6 +98,20 @@ mtp_head_info Head::info() const {
     return out;
 }
 
+double Head::stated_acceptance() const {
+    const std::string keys = "mtp.acceptance.greedy.";
+    if (!file_.has_key(keys + "drafted") || !file_.has_key(keys + "accepted")) {
+        return -1;
+    }
+    try {
+        const int64_t drafted = file_.integers(keys + "drafted", MTP_MAX_DEPTH, 0, INT32_MAX).front();
+        const int64_t accepted = file_.integers(keys + "accepted", MTP_MAX_DEPTH, 0, drafted).front();
+        return drafted > 0 ? double(accepted) / double(drafted) : -1;
+    } catch (const Error &) { // a hint at most, without which the model runs as well
+        return -1;
+    }
+}
+
 void Head::check_seq(int32_t seq) const {
     require_range(seq, 0, n_seq_max_ - 1, "seq");
 }

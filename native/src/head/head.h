@@ -52,6 +52,9 @@ public:
     // The most tokens that it can draft in a call.
     int64_t max_depth() const { return layers_.size() == 1 ? MTP_MAX_DEPTH : int64_t(layers_.size()); }
 
+    // The acceptance of first drafts that the file states (docs/acceptance.md), 0 to 1; -1 if it states none.
+    double stated_acceptance() const;
+
     // Whether the device can sample drafts, not only take the most likely tokens.
     bool draws() const { return draws_; }
 
