@@ -312,11 +312,14 @@ def _try_with(head: Model, fits: Sequence[Path]) -> str:
 def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     """Faults that prevent using the head, each with the command that fixes it."""
     original = original_of(model)
+    added = f"mtp-gguf graft {quoted(model.path)} --from {original}"
+    if model.head.carried_from:
+        added = f"mtp-gguf train-head {quoted(model.path)} --from-scratch --text FILES"
     fixes = {
         "architecture": "",
         "blocks": f"mtp-gguf convert {original} --mtp-f16",
-        "no-head": f"mtp-gguf graft {quoted(model.path)} --from {original}",
-        "claimed-head": f"mtp-gguf graft {quoted(model.path)} --from {original}",
+        "no-head": added,
+        "claimed-head": added,
         "hidden-head": _regraft(head, str(head.path)),
         "block-count": _regraft(head, str(head.path)),
         "recurrent-layers": _regraft(head, str(head.path)),
