@@ -134,6 +134,8 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
             findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
         findings += [*_unloadable(model), *_sidecar(model, separate), *_no_graph(head)]
+    if any(f.code in ("architecture", "no-head", "claimed-head") for f in findings):
+        findings += _instead(model)
     findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
@@ -330,6 +332,13 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     for fault in head.head.faults:
         fix = fixes.get(fault.code, _regraft(head, original))
         yield Finding(fault.code, Severity.FAULT, fault.text, fix)
+
+
+def _instead(model: Model) -> Iterator[Finding]:
+    """Say what drafts in place of a head."""
+    if not model.head.is_alone:
+        text = "without a head, generate, chat and serve draft from the text where it repeats"
+        yield Finding("from-text", Severity.NOTE, text)
 
 
 def _load_findings(model: Model, head: Model) -> Iterator[Finding]:

@@ -134,7 +134,7 @@ class MtpHead:
 
     @property
     def _unknown_text(self) -> str:
-        """Why a model of another architecture has no head, and what it has instead."""
+        """Why a model of another architecture has no head, and how it gets one."""
         found = self.file.keys.get("general.architecture")
         if not isinstance(found, str):
             found = "an array" if isinstance(found, ArrayRef) else "none"
@@ -142,8 +142,7 @@ class MtpHead:
         lack = f"llama.cpp has no MTP head for architecture {found!r}"
         if blocks := self._nextn_blocks:
             lack = f"llama.cpp does not draft with block {min(blocks)}, a NextN block of {found!r}"
-        trained = ", and mtp-gguf train-head can train one" if found in CARRIED else ""
-        return f"{lack}; generate, chat and serve draft from the text instead{trained}"
+        return lack + (" (mtp-gguf train-head can train one)" if found in CARRIED else "")
 
     @cached_property
     def _nextn_blocks(self) -> set[int]:

@@ -173,8 +173,8 @@ NOT_READY: dict[str, tuple[Model, str]] = {
     ),
     "another architecture": (
         Model({"general.architecture": text("llama")}),
-        "llama.cpp does not draft with block 3, a NextN block of 'llama'; generate, chat and serve "
-        "draft from the text instead, and mtp-gguf train-head can train one",
+        "llama.cpp does not draft with block 3, a NextN block of 'llama' (mtp-gguf train-head can "
+        "train one)",
     ),
     "no architecture": (
         Model({"general.architecture": None}),
