@@ -69,7 +69,7 @@ def carry(
         exact = back or restores_to_the_byte(opened)
     report_file(
         target,
-        None if back else "mtp-gguf train-head {} --from-scratch --text FILES",
+        None if back else "mtp-gguf train-head {} --text FILES",
         as_json=as_json,
     )
     if not exact and not as_json:

@@ -74,7 +74,7 @@ def carry(model: Model) -> OutputSpec:
     if model.head.carried_from:
         raise RequestError(
             f"{model.path}: expected a model, found a carrier; train its head: mtp-gguf train-head "
-            f"{quoted(model.path)} --from-scratch --text FILES"
+            f"{quoted(model.path)} --text FILES"
         )
     if architecture not in CARRIED:
         known = ", ".join(CARRIED)
@@ -182,7 +182,10 @@ def _sizes(model: Model, architecture: str) -> _Sizes:
     def whole(key: str, default: int | None = None) -> int:
         found = file.keys.get(prefix + key, default)
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise _refusal(model, f"{prefix}{key}: {_shown(found)}", "a whole number from 1")
+            raise RequestError(
+                f"{model.path}: {prefix}{key}: expected a whole number from 1, found "
+                f"{_shown(found)}; it cannot be carried"
+            )
         return found
 
     for key in file.keys if architecture != CARRIER else ():
@@ -199,7 +202,7 @@ def _sizes(model: Model, architecture: str) -> _Sizes:
     if scaling not in _SCALINGS:
         raise _refusal(model, f"rope scaling {_shown(scaling)}")
     if head_dim % 2:
-        raise _refusal(model, f"heads of {head_dim} values", "an even number")
+        raise _refusal(model, f"heads of {head_dim} values, an odd number")
     kv_heads = whole("attention.head_count_kv", heads)
     layers = model.head.trunk_layers if architecture == CARRIER else whole("block_count")
     return _Sizes(layers, whole("feed_forward_length"), heads, kv_heads, head_dim)
@@ -275,12 +278,13 @@ def _renamed(name: str, old: str, new: str) -> str:
 
 
 def _shown(found: object) -> str:
+    if found is None:
+        return "no such key"
     return "an array" if isinstance(found, ArrayRef) else repr(found)
 
 
-def _refusal(model: Model, found: str, expected: str = "") -> RequestError:
-    wanted = expected or f"what {CARRIER} computes exactly"
+def _refusal(model: Model, found: str) -> RequestError:
     return RequestError(
-        f"{model.path}: expected {wanted}, found {found}; it cannot be carried, but generate, chat "
-        "and serve draft from its text"
+        f"{model.path}: expected what {CARRIER} computes exactly, found {found}; it cannot be "
+        "carried, but generate, chat and serve draft from its text"
     )

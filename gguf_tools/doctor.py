@@ -26,7 +26,7 @@ from .loadable import load_faults
 from .loader_rules import refusals
 from .memory import DraftMemory, draft_memory
 from .model import Model
-from .nextn import BLOCKS
+from .nextn import BLOCKS, CARRIED
 from .remote import download_command, is_remote
 from .shell import quoted
 from .tensor_types import F32
@@ -315,10 +315,11 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     """Faults that prevent using the head, each with the command that fixes it."""
     original = original_of(model)
     added = f"mtp-gguf graft {quoted(model.path)} --from {original}"
+    trained = f"mtp-gguf train-head {quoted(model.path)} --text FILES"
     if model.head.carried_from:
-        added = f"mtp-gguf train-head {quoted(model.path)} --from-scratch --text FILES"
+        added = trained
     fixes = {
-        "architecture": "",
+        "architecture": trained if model.architecture in CARRIED else "",
         "blocks": f"mtp-gguf convert {original} --mtp-f16",
         "no-head": added,
         "claimed-head": added,

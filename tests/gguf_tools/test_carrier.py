@@ -75,7 +75,7 @@ def test_what_a_carrier_is(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.gguf", "qwen3")
     out = succeed("carry", model, "-o", tmp_path)
     carrier = tmp_path / "model-carrier.gguf"
-    assert f"next: mtp-gguf train-head {carrier} --from-scratch --text FILES" in out
+    assert f"next: mtp-gguf train-head {carrier} --text FILES" in out
     assert loads(carrier)  # stock llama.cpp, without a head
     assert value_of(carrier, "glm4moe.block_count") == LAYERS
     assert value_of(carrier, "general.name") == "A carried model"
@@ -87,7 +87,7 @@ def test_what_a_carrier_is(tmp_path: Path) -> None:
     report = str(result.output)
     assert result.exit_code == 1
     assert "fault: the file, a carrier of a qwen3 model, has no MTP head" in report
-    assert f"fix: mtp-gguf train-head {carrier} --from-scratch --text FILES" in report
+    assert f"fix: mtp-gguf train-head {carrier} --text FILES" in report
 
 
 def test_back_is_for_carriers(tmp_path: Path) -> None:
@@ -120,7 +120,11 @@ BIAS: Tensor = ((WIDTH,), F32, bytes(4 * WIDTH))
         ({"llama.rope.scaling.type": text("longrope")}, {}, "rope scaling 'longrope'"),
         ({"llama.attention.value_length": whole(16)}, {}, "value_length 16"),
         ({"llama.feed_forward_length": Value(ValueType.U32, [96, 96])}, {}, "an array"),
-        ({"llama.attention.head_count": whole(0)}, {}, "attention.head_count: 0"),
+        (
+            {"llama.attention.head_count": whole(0)},
+            {},
+            "attention.head_count: expected a whole number from 1, found 0",
+        ),
         ({}, {"blk.0.attn_output.bias": BIAS}, "the tensor blk.0.attn_output.bias"),
         ({}, {f"blk.{LAYERS}.attn_norm.weight": BIAS}, f"the tensor blk.{LAYERS}.attn_norm"),
         ({}, {"blk.1.ffn_up.weight": None}, "expected the tensor blk.1.ffn_up.weight"),

@@ -20,6 +20,7 @@ from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
+from support.carried_models import add_byte_tokenizer
 from support.llama_libraries import STOCK, python_on
 from support.models import Dial, Models
 
@@ -240,18 +241,7 @@ def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_head_count_kv(heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(width // heads)
-    writer.add_vocab_size(vocabulary)
-    writer.add_tokenizer_model("llama")
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-    tokens += [f"▁w{i}" for i in range(vocabulary - len(tokens))]
-    types = [2, 3, 3, *[6] * 256, *[1] * (vocabulary - 259)]
-    writer.add_token_list(tokens)
-    writer.add_token_scores([float(-i) for i in range(vocabulary)])
-    writer.add_token_types(types)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_add_bos_token(True)
+    add_byte_tokenizer(writer, vocabulary)
 
     def add(name: str, *shape: int) -> None:
         values = rng.standard_normal(shape, np.float32) * (0.4 if len(shape) > 1 else 0)

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter, quants
 from numpy.typing import NDArray
 
-LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCABULARY = 2, 128, 4, 2, 192, 160
+LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCABULARY = 2, 128, 4, 2, 192, 300
 HEAD = WIDTH // HEADS
 
 
@@ -23,7 +23,7 @@ def write_model(
     biased: bool = False,
     halves: bool = True,
 ) -> Path:
-    """A model whose norms and biases are random, too, and which has a tokenizer without text.
+    """A model whose norms and biases are random, too, and whose tokens are bytes.
 
     kind: type of the matrices. fused: one tensor attn_qkv. tied: no output matrix. biased: biases
     of Q, K and V. halves: the rows of Q and K are in the order for a rotation of a head's halves;
@@ -41,8 +41,7 @@ def write_model(
     writer.add_rope_freq_base(10_000.0)
     if architecture == "llama":
         writer.add_rope_dimension_count(HEAD)
-    writer.add_vocab_size(VOCABULARY)
-    writer.add_tokenizer_model("none")
+    add_byte_tokenizer(writer, VOCABULARY)
     for name, array in _tensors(architecture == "qwen3", fused, tied, biased, halves).items():
         if array.ndim == 1 or kind is Type.F32:
             writer.add_tensor(name, array)
@@ -53,6 +52,21 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_byte_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:
+    """A tokenizer of bytes, with `vocabulary` tokens and one that begins a text."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    tokens += [f"▁w{i}" for i in range(vocabulary - len(tokens))]
+    writer.add_vocab_size(vocabulary)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([float(-i) for i in range(vocabulary)])
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (vocabulary - 259)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
 
 
 def _tensors(
