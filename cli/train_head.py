@@ -171,6 +171,9 @@ def train_head(
     for a fine-tune with the head of its base model, for a trunk that lost its head, for strong
     quantization, and for small draft vocabularies. The trunk's tensors are not changed.
 
+    Qwen2, Qwen3 and Llama models have no heads in llama.cpp; for them the output is a carrier
+    (`mtp-gguf carry`) with a new head.
+
     An interrupted run continues where it stopped if the same command is run again.
     docs/train.md says how much text and time it takes, and when it cannot help.
 

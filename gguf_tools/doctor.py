@@ -27,7 +27,7 @@ from .loadable import load_faults
 from .loader_rules import refusals
 from .memory import DraftMemory, draft_memory
 from .model import Model
-from .nextn import BLOCKS
+from .nextn import BLOCKS, CARRIED
 from .remote import download_command, is_remote
 from .shell import quoted
 from .tensor_types import F32
@@ -139,6 +139,8 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
             findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
         findings += [*_unloadable(model), *_sidecar(model, separate), *_no_graph(head)]
+    if any(f.code in ("architecture", "no-head", "claimed-head") for f in findings):
+        findings += _instead(model)
     findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
@@ -321,11 +323,15 @@ def _try_with(head: Model, fits: Sequence[Path]) -> str:
 def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     """Faults that prevent using the head, each with the command that fixes it."""
     original = original_of(model)
+    added = f"mtp-gguf graft {quoted(model.path)} --from {original}"
+    trained = f"mtp-gguf train-head {quoted(model.path)} --text FILES"
+    if model.head.carried_from:
+        added = trained
     fixes = {
-        "architecture": "",
+        "architecture": trained if model.architecture in CARRIED else "",
         "blocks": f"mtp-gguf convert {original} --mtp-f16",
-        "no-head": f"mtp-gguf graft {quoted(model.path)} --from {original}",
-        "claimed-head": f"mtp-gguf graft {quoted(model.path)} --from {original}",
+        "no-head": added,
+        "claimed-head": added,
         "hidden-head": _regraft(head, str(head.path)),
         "block-count": _regraft(head, str(head.path)),
         "recurrent-layers": _regraft(head, str(head.path)),
@@ -336,6 +342,13 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     for fault in head.head.faults:
         fix = fixes.get(fault.code, _regraft(head, original))
         yield Finding(fault.code, Severity.FAULT, fault.text, fix)
+
+
+def _instead(model: Model) -> Iterator[Finding]:
+    """Say what drafts in place of a head."""
+    if not model.head.is_alone:
+        text = "without a head, generate, chat and serve draft from the text where it repeats"
+        yield Finding("from-text", Severity.NOTE, text)
 
 
 def _load_findings(model: Model, head: Model) -> Iterator[Finding]:

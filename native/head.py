@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.model import open_model
+
 from ._bindings import DraftTask, HeadInfo, KeptRows, check, library
 from ._owner import Owner
-from .errors import NativeError
+from .errors import HeadMissingError, ModelRefusedError, NativeError
 
 LAYOUTS = ("none", "ids", "table", "sidecar", "made")
 
@@ -85,7 +88,10 @@ class Head(Owner):
         if model is not None:
             params.embedding, params.output = (_matrix(model, output=o) for o in (False, True))
         handle = self._own(lib.mtp_head_free)
-        check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
+        try:
+            check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
+        except ModelRefusedError as error:
+            raise _of_another_architecture(Path(path)) or error from None
         info = HeadInfo()
         check(lib.mtp_head_get_info(handle, ctypes.byref(info)))
         self.n_embd: int = info.n_embd
@@ -228,6 +234,17 @@ class Head(Owner):
                 f"hidden: expected shape {[len(ids), self.n_embd]}, found {list(states.shape)}"
             )
         return ids, states
+
+
+def _of_another_architecture(path: Path) -> HeadMissingError | None:
+    """What to say of a model that no head is for; None for others."""
+    try:
+        with open_model(path) as model:
+            if model.architecture is None or model.head.is_known:
+                return None
+            return HeadMissingError(f"{path}: {model.report.reason}; expected a model with a head")
+    except (MtpGgufError, OSError):
+        return None
 
 
 def _matrix(model: Any, *, output: bool) -> int | None:

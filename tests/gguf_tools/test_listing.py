@@ -492,7 +492,7 @@ def test_metadata_does_not_steer_the_terminal(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {"general.architecture": evil}, ["t"])
     assert "\x1b" not in listed(path).stdout
     assert summary_line(path).startswith(
-        "cannot draft: architecture '\\x1b[2J\\udcff' is not one of"
+        "cannot draft: llama.cpp has no MTP head for architecture '\\x1b[2J\\udcff'"
     )
     as_json(path)
 
