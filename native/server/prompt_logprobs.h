@@ -39,7 +39,7 @@ inline double log_sum_exp(const float * logits, size_t n) {
         float        terms[block] = {};
         for (size_t i = 0; i < size; i++) {
             // exp(x) = 2^whole * exp(rest) with |rest| <= ln(2) / 2, by a polynomial
-            const float   x     = std::max(-87.0f, logits[first + i] - best); // what is no number becomes one
+            const float   x     = std::max(-87.0f, logits[first + i] - best); // also of a NaN
             const int32_t whole = (int32_t) (x * 1.44269504f - 0.5f);
             const float   rest  = (x - (float) whole * 0.693359375f) + (float) whole * 2.12194440e-4f;
             float         value = 1 / 5040.0f;
