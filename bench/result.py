@@ -50,6 +50,21 @@ class PrefillCosts:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the machine does at most with the threads of the benchmark, and what the model reaches.
+
+    read: bytes of the file a second. products: of two 8-bit integers a second, by the widest
+    instruction that our kernels use. of_read: the share at which single tokens read the weights.
+    of_products: the share at which a prompt multiplies; None if no prompt was measured.
+    """
+
+    read: float
+    products: float
+    of_read: float = 0.0
+    of_products: float | None = None
+
+
+@dataclass(frozen=True)
 class TextResult:
     """One kind of text at one depth. Times are milliseconds per cycle.
 
@@ -202,6 +217,7 @@ class BenchResult:
     plan: tuple[PlannedPart, ...] = ()
     cycles: tuple[CycleCosts, ...] = ()
     prefill: PrefillCosts | None = None
+    limits: Limits | None = None
     texts: tuple[TextResult, ...] = ()
     sizes: tuple[TextResult, ...] = ()
     servers: tuple[ServerResult, ...] = ()

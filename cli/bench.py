@@ -14,7 +14,6 @@ from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.result import NAMED
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.processors import computing_threads
@@ -69,8 +68,7 @@ def bench(
         ),
     ] = None,
     ctx: Annotated[
-        str,
-        typer.Option("-c", "--ctx", metavar="N,…", help="Measure after N tokens of context."),
+        str, typer.Option("-c", "--ctx", metavar="N,…", help="Measure after N tokens of context.")
     ] = "0",
     budget: Budget = None,
     full: Full = False,
@@ -144,7 +142,10 @@ def bench(
     with usage_of("--fastmtp-sizes"):
         wanted_sizes = None if fastmtp_sizes is None else parse_sizes(fastmtp_sizes)
     found = local_model(model, head)
-    sizes = _default_sizes(found.head or found.path) if wanted_sizes is None else wanted_sizes
+    in_use = open_model(found.head or found.path).head.in_use
+    sizes = wanted_sizes
+    if sizes is None:
+        sizes = in_use.other_sizes if in_use else []
     files = _Files(_new_folder(found.path) if output is None and not as_json else output)
     files.check(found.path, overwrite)
 
@@ -176,6 +177,8 @@ def bench(
 
     def planned(plan: "Plan") -> None:
         files.make()
+        if in_use:
+            say(f"draft vocabulary: {in_use.text}")
         for line in plan_lines(plan, seconds):
             say(line)
 
@@ -295,15 +298,6 @@ def find_servers(named: Sequence[Path] | None) -> list[LlamaServer]:
             continue
         found[server.path.resolve()] = server
     return list(found.values())
-
-
-def _default_sizes(model: Path) -> list[int]:
-    """Return the default sizes to compare: a half and a quarter of the list, and no list."""
-    draft = open_model(model).head.draft
-    if draft is None:
-        return []
-    shorter = [size for size in (draft.size // 2, draft.size // 4) if size]
-    return shorter + ([-1] if draft.layout is DraftLayout.IDS else [])
 
 
 def parse_sizes(text: str) -> list[int]:

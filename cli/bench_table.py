@@ -76,6 +76,17 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             f"head, {both:.0f} ± {trunk.half_range:.0f} with it "
             f"({prefill.head.median:.1f} of that the head)"
         )
+    if limits := result.limits:
+        yield ""
+        yield (
+            f"a single token reads the weights at {limits.of_read:.0%} of the "
+            f"{limits.read / 1e9:.1f} GB/s that these threads read at most"
+        )
+        if limits.of_products is not None:
+            yield (
+                f"the prompt multiplies at {limits.of_products:.0%} of the "
+                f"{limits.products / 1e12:.2f} trillion products of bytes a second"
+            )
     for context in dict.fromkeys(text.context for text in result.texts):
         yield from _texts([t for t in result.texts if t.context == context], context)
     if result.sizes:

@@ -33,8 +33,9 @@ from .options import (
     Overwrite,
     Revision,
     Threads,
+    head_type_option,
+    output_option,
     parse_bytes,
-    parse_gguf_output,
 )
 from .plan_report import (
     choice_text,
@@ -74,13 +75,7 @@ def convert(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help="Write to this file or folder (default: here, named after MODEL).",
-        ),
+        output_option("Write to this file or folder (default: here, named after MODEL)."),
     ] = None,
     quant: Annotated[
         str,
@@ -104,12 +99,10 @@ def convert(
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        typer.Option(
-            "--mtp-type",
-            metavar="TYPE",
-            rich_help_panel=HEAD,
-            help="Store the head's matrices in this type, or with auto in the fastest here "
+        head_type_option(
+            "Store the head's matrices in this type, or with auto in the fastest here "
             "(default: Q8_0; as an unquantized base).",
+            metavar="TYPE",
             autocompletion=_complete_type,
         ),
     ] = None,
@@ -291,8 +284,7 @@ def convert(
         typer.Option("--dry-run", help="Print sources, targets, types and sizes; write nothing."),
     ] = False,
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="Report which types are quantized by which kernels."),
+        bool, typer.Option("--verbose", help="Report which types are quantized by which kernels.")
     ] = False,
     no_check: NoCheck = False,
     least_acceptance: LeastAcceptance = LEAST,

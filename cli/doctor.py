@@ -95,8 +95,7 @@ def doctor(
         ),
     ] = None,
     temperature: Annotated[
-        float,
-        typer.Option("--temp", min=0.0, max=100.0, help="Explain for this temperature."),
+        float, typer.Option("--temp", min=0.0, max=100.0, help="Explain for this temperature.")
     ] = 0.8,
     gpu_layers: GpuLayers = 0,
     as_json: AsJson = False,
@@ -328,11 +327,8 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
             yield f"head: {diagnosis.head}"
         if tower and diagnosis.is_sound:
             yield f"sees pictures: {tower.text}"
-    if diagnosis.can_draft and diagnosis.draft:
-        yield (
-            f"draft vocabulary: {diagnosis.draft.size} tokens, "
-            f"layout {diagnosis.draft.layout.value}"
-        )
+    if diagnosis.can_draft and diagnosis.in_use:
+        yield f"draft vocabulary: {diagnosis.in_use.text}"
     if diagnosis.acceptance and diagnosis.acceptance.text:
         yield f"acceptance: {diagnosis.acceptance.text}"
     for command in diagnosis.runs_with:

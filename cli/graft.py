@@ -13,7 +13,6 @@ from mtp_gguf.gguf_tools.shell import quoted
 
 from .console import CONSOLE
 from .options import (
-    HEAD,
     AsJson,
     FastMtp,
     FastMtpCorpus,
@@ -24,7 +23,8 @@ from .options import (
     NoCheck,
     Overwrite,
     Revision,
-    parse_gguf_output,
+    head_type_option,
+    output_option,
 )
 from .progress import reports_errors
 from .written import file_fields, report_file
@@ -52,23 +52,14 @@ def graft(
         ),
     ],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help="Write to this file or folder (default: BASE-MTP.gguf).",
-        ),
+        Path | None, output_option("Write to this file or folder (default: BASE-MTP.gguf).")
     ] = None,
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        typer.Option(
-            "--mtp-type",
-            rich_help_panel=HEAD,
-            help="Store the head's matrices in this type (default: Q8_0); a GGUF's head is copied "
-            "as it is.",
+        head_type_option(
+            "Store the head's matrices in this type (default: Q8_0); a GGUF's head is copied "
+            "as it is."
         ),
     ] = None,
     fastmtp: FastMtp = None,

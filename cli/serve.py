@@ -173,12 +173,14 @@ def serve(
         bool, typer.Option("--no-draft", help="Serve without drafting with a head.")
     ] = False,
     lookup: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--lookup/--no-lookup",
-            help="Also draft from earlier text of a slot if it repeats; with --no-draft, alone.",
+            help="Also draft from earlier text of a slot if it repeats; with --no-draft, alone "
+            "(default: only for a model of attention without a head).",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     lookup_file: Annotated[
         list[Path] | None,
         typer.Option(
@@ -284,7 +286,7 @@ def serve(
         except NoHeadError as error:
             if depth not in (None, AUTO):
                 raise
-            headless = f"{error}; serving without a head"
+            headless = str(error)
     tower, several = None, ""
     if mmproj or not any(option in passed for option in MMPROJ_OPTIONS):
         tower, several = choose_mmproj(file, mmproj)
@@ -292,6 +294,11 @@ def serve(
     check_loads(served)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
+    if headless:
+        if lookup is None:
+            lookup = server.lookup and file.attends_only  # no copies of a state
+        source = "with drafts from its text" if lookup or lookup_file else "without drafts"
+        headless += f"; serving {source}"
     tuned, ignored = None, None
     if served.head_file is not None:
         tuned, ignored = find_profile(file.path, server.kernels, None)
@@ -309,7 +316,7 @@ def serve(
         rpc,
         allow_public,
         [*given, *passed],
-        lookup=lookup or index is not None,
+        lookup=bool(lookup) or index is not None,
         lookup_index=index,
         sessions=sessions,
         share_sessions=share_sessions,

@@ -30,8 +30,13 @@ from .options import (
     MtpF16,
     NoCheck,
     Overwrite,
+    Raw,
     Threads,
+    head_type_option,
+    output_option,
     parse_output,
+    prompt_files_option,
+    text_option,
 )
 from .progress import reports_errors
 from .written import file_fields, report_file
@@ -46,29 +51,19 @@ def train_head(
             help="GGUF whose trunk will run (any shard); also OWNER/NAME:QUANT on the hub.",
         ),
     ],
-    text: Annotated[
-        list[Path] | None,
-        typer.Option("--text", metavar="FILE…", help="Train on these text files."),
-    ] = None,
+    text: Annotated[list[Path] | None, text_option("Train on these text files.")] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "-f",
-            "--prompt-file",
-            metavar="FILE…",
-            help="Train on the model's answers to the prompts in these files, separated by blank "
-            "lines.",
+        prompt_files_option(
+            "Train on the model's answers to the prompts in these files, separated by blank lines."
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_output,
-            help="Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
+        output_option(
+            "Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
             "(default: MODEL-tuned.gguf).",
+            parse_output,
         ),
     ] = None,
     head_from: Annotated[
@@ -87,10 +82,8 @@ def train_head(
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        typer.Option(
-            "--mtp-type",
-            rich_help_panel=HEAD,
-            help="Store the head's matrices in this type (default: that of MODEL's head, or Q8_0).",
+        head_type_option(
+            "Store the head's matrices in this type (default: that of MODEL's head, or Q8_0)."
         ),
     ] = None,
     head_only: Annotated[
@@ -120,9 +113,7 @@ def train_head(
             help="Cut texts into pieces of N tokens; a prompt with its answer has at most N.",
         ),
     ] = LENGTH.default,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
-    ] = False,
+    raw: Raw = False,
     steps: Annotated[
         int,
         typer.Option(
@@ -179,6 +170,9 @@ def train_head(
     are kept on disk. The head learns to predict what this trunk says, several tokens ahead. Use it
     for a fine-tune with the head of its base model, for a trunk that lost its head, for strong
     quantization, and for small draft vocabularies. The trunk's tensors are not changed.
+
+    Qwen2, Qwen3 and Llama models have no heads in llama.cpp; for them the output is a carrier
+    (`mtp-gguf carry`) with a new head.
 
     An interrupted run continues where it stopped if the same command is run again.
     docs/train.md says how much text and time it takes, and when it cannot help.

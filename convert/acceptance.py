@@ -104,12 +104,16 @@ def check_acceptance(path: Path, progress: Progress, least: float = LEAST) -> Ac
                 f"measuring acceptance: takes {human_bytes(needed)} of memory, and at most "
                 f"{_SECONDS:.0f} s after loading; Ctrl-C or --no-check skips it"
             )
-        found = AcceptanceCheck(measure_in_subprocess(path, seconds=_SECONDS), least=least)
+        has_list = _has_list(path)
+        found = AcceptanceCheck(
+            measure_in_subprocess(path, seconds=_SECONDS, whole_vocabulary=not has_list),
+            least=least,
+        )
         if not found.poor:
             return found
         measured, whole = found.measured, None
         assert measured is not None
-        if _has_list(path):
+        if has_list:
             whole = measure_in_subprocess(path, seconds=_SECONDS, whole_vocabulary=True)
         warning = poor_text(path, measured, least, whole)
         return AcceptanceCheck(measured, whole, least=least, warning=warning)

@@ -13,7 +13,7 @@ from pathlib import Path
 from .drafters import Drafter, read_drafter
 from .errors import FormatError
 from .format import ArrayRef, GgufFile, RawValue, TensorInfo, Value, open_gguf
-from .head import HeadReport, MtpHead, part_of
+from .head import HeadReport, MtpHead, block_of, part_of
 from .loader_rules import refusals
 from .safetensors import SafetensorsFile, checkpoint_files
 from .sources import Source
@@ -123,6 +123,13 @@ class Model:
         report = self.head.report
         faults = refusals(self.head) if report.ready else []
         return self.head.refusal(faults[0]) if faults else report
+
+    @property
+    def attends_only(self) -> bool:
+        """Whether all blocks have attention and no recurrent state, as far as their names tell."""
+        blocks = {block_of(name) for name in self.tensors} - {None}
+        attending = {block_of(n) for n in self.tensors if ".attn_output" in n}
+        return bool(blocks) and blocks <= attending and not any(".ssm_" in n for n in self.tensors)
 
     @property
     def vocabulary_size(self) -> int | None:

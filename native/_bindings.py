@@ -30,7 +30,7 @@ from .errors import (
 )
 from .layouts import UNDERSTOOD
 
-API_VERSION = 9
+API_VERSION = 10
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 
@@ -60,6 +60,7 @@ class HeadParams(ctypes.Structure):
         ("n_seq_max", c_int32),
         ("n_batch", c_int32),
         ("fastmtp_size", c_int32),
+        ("n_ring", c_int32),
         ("embedding", c_void_p),
         ("output", c_void_p),
     )
@@ -150,6 +151,7 @@ class HeadInfo(ctypes.Structure):
         ("n_embd", c_int32),
         ("n_vocab", c_int32),
         ("n_draft_vocab", c_int32),
+        ("n_ring", c_int32),
         ("block", c_int32),
         ("n_ctx", c_int32),
         ("n_seq_max", c_int32),

@@ -163,6 +163,7 @@ NOT_RUN = {
     r"^kernels\b": "needs another llama.cpp: tests/kernels/test_plugged.py",
     r"^chat\b": "needs a terminal: tests/cli/test_chat.py",
     r"^train-head\b": "takes minutes: tests/train",
+    r"^carry\b": "needs a model of another architecture: tests/gguf_tools/test_carrier.py",
     r'--session .* -p ""': "continues what another command wrote: tests/cli/test_session_option.py",
     r"--image": "needs a picture and a vision tower: tests/native/test_pictures.py",
     r"-ngl": "needs a GPU: tests/native/test_gpu.py",

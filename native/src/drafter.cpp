@@ -50,6 +50,9 @@ constexpr double kBadHead = 0.3;
 Drafter::Drafter(Head * head, int32_t n_sequences, int32_t max_depth, int32_t max_text)
     : head_(head), max_depth_(head != nullptr ? int32_t(std::min<int64_t>(max_depth, head->max_depth())) : 0),
       max_text_(max_text), sequences_(size_t(n_sequences), Sequence(Depth(max_depth_))) {
+    if (head_ != nullptr && head_->vocabulary().n_ring > 0) {
+        ring_ = std::make_unique<DraftRing>(head_->vocabulary(), n_sequences);
+    }
     const double stated = head != nullptr ? head->stated_acceptance() : -1;
     for (Sequence & sequence : sequences_) {
         if (stated >= 0 && stated < kBadHead) {
@@ -268,6 +271,13 @@ void Drafter::draft_with_head(Requests & requests, const Drawing * drawing) {
 }
 
 void Drafter::run_head(const Requests & requests, const Drawing * drawing) {
+    if (ring_) { // here only, so that it is known until the next drafts which tokens could be drafted
+        for (const DraftRequest * request : requests) {
+            ring_->truncate(request->seq, request->position); // of a draft that was not verified
+            ring_->follow(request->seq, request->position, &request->token, 1);
+        }
+        head_->set_ring(ring_->ids());
+    }
     std::vector<std::vector<int32_t>> tokens; // of the rows to feed
     std::vector<mtp_draft_task> tasks;
     for (DraftRequest * request : requests) {
@@ -322,6 +332,9 @@ void Drafter::decoded(int32_t seq, int64_t first, const int32_t * tokens, int64_
         empty_tail(s, first);
     } else {
         cut(seq, first);
+    }
+    if (ring_) {
+        ring_->follow(seq, first, tokens, n);
     }
     if (waiting(seq) + n > kLateRows) {
         feed(seq);
@@ -431,6 +444,9 @@ void Drafter::cut(int32_t seq, int64_t position) {
     if (head_ == nullptr) {
         return;
     }
+    if (ring_) {
+        ring_->truncate(seq, position);
+    }
     if (head_->cache().next(seq) > position) {
         head_->rollback(seq, position);
         s.drafted_after = -1;
@@ -465,6 +481,9 @@ void Drafter::clear(int32_t seq, int64_t length) {
     if (head_ != nullptr) {
         head_->rollback(seq, 0);
     }
+    if (ring_) {
+        ring_->truncate(seq, 0);
+    }
     empty_tail(s, length);
     s.cycle = Cycle();
     s.text.clear();
@@ -475,6 +494,9 @@ void Drafter::copy(int32_t from, int32_t to) {
     if (head_ != nullptr) {
         fetch(from); // the copy has no hidden states on the head's device
         head_->cache().copy(from, to);
+    }
+    if (ring_) {
+        ring_->truncate(to, 0); // the tokens of the copy are there as those of the source
     }
     const Sequence & source = at(from);
     Sequence & target = at(to);
@@ -529,6 +551,9 @@ DrafterState Drafter::save(int32_t seq, bool with_rows) {
         std::vector<uint8_t> rows(cache.rows_bytes(s.end() - state.first));
         cache.read_rows(seq, state.first, s.end() - state.first, rows.data());
         state.rows = std::move(rows);
+        if (ring_) {
+            state.ring = ring_->save(seq);
+        }
     }
     fetch(seq);
     state.token = s.tokens.back();
@@ -549,6 +574,9 @@ void Drafter::restore_head(int32_t seq, int64_t length, const DrafterState & sta
     if (!state.rows.empty()) {
         head_->rollback(seq, 0);
         head_->cache().write_rows(seq, state.first, length - state.first, state.rows.data());
+    }
+    if (ring_ && !state.ring.empty()) {
+        ring_->restore(seq, state.ring);
     }
     cut(seq, length);
     Sequence & s = at(seq);

@@ -13,6 +13,7 @@
 
 #include "bytes.h"
 #include "depth/depth.h"
+#include "draft_ring.h"
 #include "head/head.h"
 #include "lookup/corpus.h"
 #include "lookup/text_drafts.h"
@@ -60,6 +61,8 @@ struct DrafterState {
     Blob rows;
     // How the depth is chosen: what Depth::save gives, and the last cycle. Empty: it stays as it is.
     std::vector<uint8_t> depth;
+    // Tokens of the sequence that were added to the draft vocabulary; empty without the rows.
+    std::vector<DraftRing::Entry> ring;
 };
 
 class Drafter {
@@ -221,6 +224,7 @@ private:
     Head * head_;
     int32_t max_depth_;
     int32_t max_text_;
+    std::unique_ptr<DraftRing> ring_; // nullptr if the draft vocabulary does not follow the text
     std::vector<Sequence> sequences_;
     std::string depth_path_; // of remember_depth; empty: none
     uint64_t head_fingerprint_ = 0; // of the head, which may be gone before this object
