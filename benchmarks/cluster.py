@@ -13,7 +13,6 @@ The 0.8B shape takes 5 GB of disk in `--work`, and with the default bandwidth tw
 --keep keeps the checkpoint. Needs the extras `test` and `cluster`.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -32,9 +31,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import psutil  # noqa: E402
-from stream import MODEL, in_child  # noqa: E402
+from stream import MODEL  # noqa: E402
 
-from convert import SHAPES, write_large  # noqa: E402
+from convert import checkpoint_of, parser  # noqa: E402
 from support.hub_commands import environment  # noqa: E402
 from support.upload_hub import TARGET, UploadHub  # noqa: E402
 
@@ -152,36 +151,26 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, default="0.8B")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the files")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--types", default="Q8_0")
-    parser.add_argument("--megabits", type=float, default=3, help="per second and connection [3]")
-    parser.add_argument("--upload", action="store_true", help="let the workers upload")
-    parser.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
-    args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    spec = SHAPES[args.shape]
-    checkpoint = args.work / f"checkpoint-{spec.name}"
-    if not (checkpoint / "config.json").is_file():
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        in_child(write_large, checkpoint, spec)
+    options = parser(__doc__)
+    options.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    options.add_argument("--types", default="Q8_0")
+    options.add_argument("--megabits", type=float, default=3, help="per second and connection [3]")
+    options.add_argument("--upload", action="store_true", help="let the workers upload")
+    args = options.parse_args()
     runs, known = [], None
     rate = args.megabits * 1e6 / 8
-    for workers in args.workers:
-        folder = args.work / f"{workers}-workers"
-        with UploadHub(MODEL, {"main": checkpoint}, bytes_per_second=rate) as hub:
-            runs.append(measure(workers, args.types, folder, hub, upload=args.upload))
-            found = digests(folder / "out")
-            if args.upload:
-                found = {name: sha256(data).hexdigest() for name, data in hub.stored.items()}
-        if known not in (None, found):
-            raise SystemExit(f"{workers} workers: other bytes than with {args.workers[0]}")
-        known = found
-        shutil.rmtree(folder)
-    if not args.keep:
-        shutil.rmtree(checkpoint)
+    with checkpoint_of(args) as checkpoint:
+        for workers in args.workers:
+            folder = args.work / f"{workers}-workers"
+            with UploadHub(MODEL, {"main": checkpoint}, bytes_per_second=rate) as hub:
+                runs.append(measure(workers, args.types, folder, hub, upload=args.upload))
+                found = digests(folder / "out")
+                if args.upload:
+                    found = {name: sha256(data).hexdigest() for name, data in hub.stored.items()}
+            if known not in (None, found):
+                raise SystemExit(f"{workers} workers: other bytes than with {args.workers[0]}")
+            known = found
+            shutil.rmtree(folder)
     print(
         f"{args.shape} shape, {args.types}, {args.megabits:g} Mbit/s for each connection, ", end=""
     )

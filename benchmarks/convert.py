@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,40 +34,17 @@ from unittest.mock import patch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+import dial_model  # noqa: E402
 import numpy as np  # noqa: E402
 
 from mtp_gguf.gguf_tools.format import open_gguf  # noqa: E402
 from support import checkpoints  # noqa: E402
 from support.checkpoints import Array, Spec, write_checkpoint  # noqa: E402
 
-_REAL = {"interval": 4, "head_dim": 256, "linear_dim": 128, "vocab_size": 248320}
 SHAPES = {
     "tiny": Spec("tiny", layers=4),
-    "0.8B": Spec(
-        "0.8B",
-        hidden=1024,
-        intermediate=3584,
-        layers=24,
-        heads=8,
-        kv_heads=2,
-        k_heads=16,
-        v_heads=16,
-        tied=True,
-        **_REAL,
-    ),
-    "4B": Spec(
-        "4B",
-        hidden=2560,
-        intermediate=9216,
-        layers=32,
-        heads=16,
-        kv_heads=4,
-        k_heads=16,
-        v_heads=32,
-        tied=True,
-        shards=4,
-        **_REAL,
-    ),
+    "0.8B": replace(dial_model.SHAPES["0.8b"], name="0.8B", tied=True),
+    "4B": replace(dial_model.SHAPES["4b"], name="4B", tied=True, shards=4),
 }
 
 _UPSTREAM_CONVERT = """
@@ -121,6 +98,38 @@ def write_large(folder: Path, spec: Spec) -> None:
 
         with patch.multiple(checkpoints, _bell=repeated, stored_tensors=on_disk):
             write_checkpoint(folder, spec)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that name a checkpoint, for `checkpoint_of`."""
+    options = argparse.ArgumentParser(description=description.splitlines()[0])
+    options.add_argument("--shape", choices=SHAPES, default="0.8B")
+    options.add_argument("--work", type=Path, required=True, help="folder for the files")
+    options.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
+    return options
+
+
+@contextmanager
+def checkpoint_of(args: argparse.Namespace) -> Iterator[Path]:
+    """Write the checkpoint of `parser`, unless an earlier run kept it; remove it at the end."""
+    args.work.mkdir(parents=True, exist_ok=True)
+    checkpoint: Path = args.work / f"checkpoint-{args.shape}"
+    if not (checkpoint / "config.json").is_file():
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        in_child(write_large, checkpoint, SHAPES[args.shape])
+    yield checkpoint
+    if not args.keep:
+        shutil.rmtree(checkpoint)
+
+
+def in_child(function: object, *arguments: object) -> None:
+    """Call in a process of its own, because on Linux a child's peak memory starts from ours."""
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=function, args=arguments)  # type: ignore[arg-type]
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise SystemExit("the checkpoint could not be written")
 
 
 @contextmanager
@@ -214,52 +223,43 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, default="0.8B")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the files")
-    parser.add_argument("--runs", type=int, default=1, help="rounds, interleaved with upstream [1]")
-    parser.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
-    args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    spec = SHAPES[args.shape]
-    checkpoint = args.work / f"checkpoint-{spec.name}"
-    if not (checkpoint / "config.json").is_file():
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        # In a separate process: on Linux a child's peak memory starts from its parent's.
-        maker = multiprocessing.get_context("spawn").Process(
-            target=write_large, args=(checkpoint, spec)
-        )
-        maker.start()
-        maker.join()
-    ours, wide, theirs = (args.work / f"{n}.gguf" for n in ("ours", "bf16", "theirs"))
+def _round(checkpoint: Path, head: int, ours: Path, wide: Path, theirs: Path) -> list[Step]:
+    """Measure each step once. head: the block of the MTP head."""
     tests = str(ROOT / "tests")
     converter = shutil.which("mtp-gguf") or "mtp-gguf"
-    rounds = []
-    for _ in range(args.runs):
-        rounds.append(
+    return [
+        measure(
+            "mtp-gguf convert",
+            [converter, "convert", str(checkpoint), "-o", str(ours), "--mtp-f16", "--json"],
+            ours,
+        ),
+        measure(
+            "convert_hf_to_gguf.py",
+            [sys.executable, "-c", _UPSTREAM_CONVERT, tests, str(checkpoint), str(wide)],
+            wide,
+        ),
+        measure(
+            "llama-quantize",
             [
-                measure(
-                    "mtp-gguf convert",
-                    [converter, "convert", str(checkpoint), "-o", str(ours), "--mtp-f16", "--json"],
-                    ours,
-                ),
-                measure(
-                    "convert_hf_to_gguf.py",
-                    [sys.executable, "-c", _UPSTREAM_CONVERT, tests, str(checkpoint), str(wide)],
-                    wide,
-                ),
-                measure(
-                    "llama-quantize",
-                    [
-                        *(sys.executable, "-c", _UPSTREAM_QUANTIZE, tests, str(wide), str(theirs)),
-                        rf"blk\.{spec.layers}\..*",
-                    ],
-                    theirs,
-                ),
-            ]
-        )
+                *(sys.executable, "-c", _UPSTREAM_QUANTIZE, tests, str(wide), str(theirs)),
+                rf"blk\.{head}\..*",
+            ],
+            theirs,
+        ),
+    ]
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument(
+        "--runs", type=int, default=1, help="rounds, interleaved with upstream [1]"
+    )
+    options.add_argument("--json", action="store_true", help="print all figures as JSON")
+    args = options.parse_args()
+    ours, wide, theirs = (args.work / f"{n}.gguf" for n in ("ours", "bf16", "theirs"))
+    with checkpoint_of(args) as checkpoint:
+        head = SHAPES[args.shape].layers
+        rounds = [_round(checkpoint, head, ours, wide, theirs) for _ in range(args.runs)]
     best = [min(steps, key=lambda s: s.seconds) for steps in zip(*rounds, strict=True)]
     upstream = best[1].seconds + best[2].seconds
     result = {
@@ -276,8 +276,6 @@ def main() -> None:
     for path in (ours, wide, theirs):
         path.unlink()
     shutil.rmtree(args.work / "tmp")
-    if not args.keep:
-        shutil.rmtree(checkpoint)
     print(json.dumps(result, indent=1) if args.json else table(result, best))
 
 

@@ -13,9 +13,7 @@ The 4B shape takes 32 GB of disk in `--work` (0.8B: 6 GB), which are released at
 keeps the checkpoint. Needs the extra `test`.
 """
 
-import argparse
 import json
-import multiprocessing
 import os
 import platform
 import shutil
@@ -33,7 +31,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import psutil  # noqa: E402
 
-from convert import SHAPES, write_large  # noqa: E402
+from convert import checkpoint_of, in_child, parser  # noqa: E402
 from support.hub_commands import environment  # noqa: E402
 from support.hub_server import Hub  # noqa: E402
 from support.sparse_checkpoints import TERABYTE, write_sparse  # noqa: E402
@@ -156,16 +154,6 @@ def plan_step(work: Path) -> Step:
     return step
 
 
-def in_child(function: object, *arguments: object) -> None:
-    """Call in a process of its own, because on Linux a child's peak memory starts from ours."""
-    context = multiprocessing.get_context("spawn")
-    child = context.Process(target=function, args=arguments)  # type: ignore[arg-type]
-    child.start()
-    child.join()
-    if child.exitcode:
-        raise SystemExit("the checkpoint could not be written")
-
-
 def table(title: str, steps: Sequence[Step]) -> str:
     """Return the steps as a table for benchmarks/README.md."""
     lines = [
@@ -183,24 +171,14 @@ def table(title: str, steps: Sequence[Step]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, default="0.8B")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the files")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--megabits", type=float, default=100, help="per second and connection; 0: no limit [100]"
     )
-    parser.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
-    args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    spec = SHAPES[args.shape]
-    checkpoint = args.work / f"checkpoint-{spec.name}"
-    if not (checkpoint / "config.json").is_file():
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        in_child(write_large, checkpoint, spec)
-    one, *each = stream_steps(checkpoint, args.work, args.megabits * 1e6 / 8)
-    if not args.keep:
-        shutil.rmtree(checkpoint)
+    options.add_argument("--json", action="store_true", help="print all figures as JSON")
+    args = options.parse_args()
+    with checkpoint_of(args) as checkpoint:
+        one, *each = stream_steps(checkpoint, args.work, args.megabits * 1e6 / 8)
     plan = plan_step(args.work)
     together = sum(step.seconds for step in each)
     ratio = one.seconds / together

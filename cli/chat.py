@@ -36,6 +36,7 @@ from .options import (
     MinP,
     Mmproj,
     ModelName,
+    NoColor,
     PresencePenalty,
     RepeatPenalty,
     Seed,
@@ -43,6 +44,7 @@ from .options import (
     Threads,
     TopK,
     TopP,
+    depth_option,
     sampler_seed,
 )
 from .progress import reports_errors
@@ -125,18 +127,9 @@ def chat(
     presence_penalty: PresencePenalty = 0.0,
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: Seed = -1,
-    depth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|auto",
-            help="Draft N tokens per cycle, 0: none; auto: as many as pay off (default: as tuned, "
-            "else auto).",
-        ),
-    ] = None,
+    depth: Annotated[str | None, depth_option()] = None,
     head: HeadFile = None,
-    plain: Annotated[
-        bool, typer.Option("--no-color", help="Do not color tokens by their source.")
-    ] = False,
+    plain: NoColor = False,
     as_json: AsJson = False,
 ) -> None:
     """Chat with a model in the terminal, drafting with its MTP head.

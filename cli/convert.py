@@ -12,9 +12,11 @@ from mtp_gguf.convert.options import (
     LEAST_KLD,
     PREFERENCES,
 )
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.text import printable
 
 from .console import CONSOLE
 from .options import (
@@ -25,13 +27,15 @@ from .options import (
     FastMtpCorpus,
     FastMtpIds,
     Force,
+    LeastAcceptance,
     MtpF16,
     NoCheck,
     Overwrite,
     Revision,
     Threads,
+    head_type_option,
+    output_option,
     parse_bytes,
-    parse_gguf_output,
 )
 from .plan_report import (
     choice_text,
@@ -71,13 +75,7 @@ def convert(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help="Write to this file or folder (default: here, named after MODEL).",
-        ),
+        output_option("Write to this file or folder (default: here, named after MODEL)."),
     ] = None,
     quant: Annotated[
         str,
@@ -101,12 +99,10 @@ def convert(
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        typer.Option(
-            "--mtp-type",
-            metavar="TYPE",
-            rich_help_panel=HEAD,
-            help="Store the head's matrices in this type, or with auto in the fastest here "
+        head_type_option(
+            "Store the head's matrices in this type, or with auto in the fastest here "
             "(default: Q8_0; as an unquantized base).",
+            metavar="TYPE",
             autocompletion=_complete_type,
         ),
     ] = None,
@@ -288,10 +284,10 @@ def convert(
         typer.Option("--dry-run", help="Print sources, targets, types and sizes; write nothing."),
     ] = False,
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="Report which types are quantized by which kernels."),
+        bool, typer.Option("--verbose", help="Report which types are quantized by which kernels.")
     ] = False,
     no_check: NoCheck = False,
+    least_acceptance: LeastAcceptance = LEAST,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -303,7 +299,8 @@ def convert(
     MODEL can be a GGUF in 16 or 32 bits. With a target, the types of the trunk are chosen by
     measuring what each costs (docs/precision.md). A head in a type of fewer than 8 bits is compared
     with the source's by the acceptance rate: more than 5 points fewer are a warning, more than 25
-    an error. --mmproj writes the vision tower, too, into
+    an error. The finished file is run for at most a minute, and the acceptance rate of its head is
+    stored in it (docs/acceptance.md). --mmproj writes the vision tower, too, into
     a file of its own beside the model.
 
     **Examples**
@@ -374,6 +371,7 @@ def convert(
         overwrite=overwrite,
         dry_run=dry_run,
         no_check=no_check,
+        least_acceptance=least_acceptance,
         force=force,
         progress=CONSOLE,
         on_plan=show,
@@ -383,12 +381,13 @@ def convert(
         typer.echo(plan_json(plans, found) if as_json else plan_text(plans))
         return
     if as_json:
-        typer.echo(summary_json(plans, outcome, found, result.warnings))
+        typer.echo(summary_json(plans, outcome, found, result.warnings, result.acceptance))
         return
     listings = [read_listing(plan.shards[0].path) for plan in plans]
     towers = [tower_verdict(listing.tower) for listing in listings if listing.tower]
     report = listings[0].head
     assert report is not None
     abilities = towers if mmproj_only else [head_verdict(report), *towers]
+    abilities += [printable(check.text) for check in result.acceptance.values()]
     abilities += [f"warning: {warning}" for warning in result.warnings]
     typer.echo(summary_text(plans, outcome, report, abilities))

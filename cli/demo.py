@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import AsJson, Command, Overwrite, parse_gguf_output
+from .options import AsJson, Command, Overwrite, output_option
 from .progress import reports_errors
 
 PROMPT = "def is_prime(n):\n"
@@ -30,14 +30,7 @@ class CommandClass(Command):
 def demo(
     ctx: typer.Context,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help="Keep the GGUF in this file (default: remove it).",
-        ),
+        Path | None, output_option("Keep the GGUF in this file (default: remove it).")
     ] = None,
     prompt: Annotated[
         str, typer.Option("-p", "--prompt", help="Continue this text.", show_default=False)

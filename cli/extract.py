@@ -14,7 +14,7 @@ from mtp_gguf.gguf_tools.resolve import open_any_model
 from mtp_gguf.gguf_tools.transplant import HeadLayout
 
 from .console import CONSOLE
-from .options import AsJson, ModelFile, Overwrite, parse_gguf_output
+from .options import AsJson, ModelFile, Overwrite, output_option
 from .progress import reports_errors
 from .written import report_file
 
@@ -24,13 +24,9 @@ def extract(
     model: ModelFile,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help="Write to this file or folder (default: mtp-MODEL.gguf; with --layout, the name "
-            "that its publisher gives it).",
+        output_option(
+            "Write to this file or folder (default: mtp-MODEL.gguf; with --layout, the name "
+            "that its publisher gives it)."
         ),
     ] = None,
     layout: Annotated[

@@ -41,7 +41,9 @@ from .options import (
     ModelFile,
     Overwrite,
     Temperature,
-    parse_gguf_output,
+    corpus_option,
+    ids_option,
+    output_option,
     spelled,
     usable_gpu_layers,
 )
@@ -59,13 +61,7 @@ app = typer.Typer(
 
 _Output = Annotated[
     Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="PATH",
-        parser=parse_gguf_output,
-        help="Write to this file or folder (default: MODEL-….gguf).",
-    ),
+    output_option("Write to this file or folder (default: MODEL-….gguf)."),
 ]
 _InPlace = Annotated[
     bool,
@@ -98,20 +94,8 @@ def _fastmtp() -> None:
 def add(
     model: ModelFile,
     size: _Size = None,
-    corpus: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--corpus",
-            metavar="FILE…",
-            help="Rank tokens by these text files (default: by token id).",
-        ),
-    ] = None,
-    ids: Annotated[
-        Path | None,
-        typer.Option(
-            "--ids", metavar="FILE", help="Read ranked token ids from a JSON, .npy or text file."
-        ),
-    ] = None,
+    corpus: Annotated[list[Path] | None, corpus_option("--corpus")] = None,
+    ids: Annotated[Path | None, ids_option("--ids")] = None,
     layout: Annotated[
         DraftLayout,
         typer.Option("--layout", help="Store only ids, or rows of the output layer too."),

@@ -35,6 +35,7 @@ from .options import (
     MinP,
     Mmproj,
     ModelName,
+    NoColor,
     PresencePenalty,
     RepeatPenalty,
     Seed,
@@ -44,6 +45,7 @@ from .options import (
     Threads,
     TopK,
     TopP,
+    depth_option,
     sampler_seed,
 )
 from .progress import reports_errors
@@ -137,15 +139,7 @@ def generate(
             help="Constrain the text to JSON of this schema; {} for any JSON object.",
         ),
     ] = None,
-    depth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|auto",
-            rich_help_panel=_DRAFTING,
-            help="Draft N tokens per cycle, 0: none; auto: as many as pay off (default: as tuned, "
-            "else auto).",
-        ),
-    ] = None,
+    depth: Annotated[str | None, depth_option(_DRAFTING)] = None,
     max_depth: Annotated[
         int | None,
         typer.Option(
@@ -193,8 +187,8 @@ def generate(
         typer.Option(
             min=-1,
             rich_help_panel=_DRAFTING,
-            help="Use N rows of the draft vocabulary; 0: all, -1: no list (default: as tuned, "
-            "else all).",
+            help="Use N rows of the draft vocabulary, or of one that is made if the file has none; "
+            "0: all, -1: no list (default: as tuned, else all).",
         ),
     ] = None,
     draft_threads: Annotated[
@@ -213,9 +207,7 @@ def generate(
             help="Ignore the settings that `mtp-gguf tune` found.",
         ),
     ] = False,
-    plain: Annotated[
-        bool, typer.Option("--no-color", help="Do not color tokens by their source.")
-    ] = False,
+    plain: NoColor = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Report speed, acceptance, device and libraries.")
     ] = False,

@@ -22,8 +22,13 @@ from .options import (
     HeadFile,
     ModelName,
     Overwrite,
+    Raw,
     Threads,
-    parse_gguf_output,
+    Windows,
+    WindowSize,
+    output_option,
+    prompt_files_option,
+    text_option,
     usable_gpu_layers,
 )
 from .progress import reports_errors, share_progress
@@ -39,32 +44,20 @@ def imatrix(
     model: ModelName,
     text: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--text",
-            metavar="FILE…",
-            help="Calibrate with these text files (default: a built-in text in several languages, "
-            "with code and chat).",
+        text_option(
+            "Calibrate with these text files (default: a built-in text in several languages, "
+            "with code and chat)."
         ),
     ] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "-f",
-            "--prompt-file",
-            metavar="FILE…",
-            help="Calibrate with the model's answers to the prompts in these files, separated by "
-            "blank lines.",
+        prompt_files_option(
+            "Calibrate with the model's answers to the prompts in these files, separated by blank "
+            "lines."
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help=f"Write to this file or folder (default: {_DEFAULT}).",
-        ),
+        Path | None, output_option(f"Write to this file or folder (default: {_DEFAULT}).")
     ] = None,
     merge: Annotated[
         list[Path] | None,
@@ -74,28 +67,18 @@ def imatrix(
             help="Add what this imatrix file of the same model has seen; repeatable.",
         ),
     ] = None,
-    context: Annotated[
-        int,
-        typer.Option("-c", "--ctx", min=16, max=1 << 16, help="Read windows of N tokens."),
-    ] = 512,
-    chunks: Annotated[
-        int | None,
-        typer.Option("--chunks", min=1, help="Read at most N windows (default: the whole text)."),
-    ] = None,
+    context: WindowSize = 512,
+    chunks: Windows = None,
     process_output: Annotated[
-        bool,
-        typer.Option("--process-output", help="Also collect for output.weight."),
+        bool, typer.Option("--process-output", help="Also collect for output.weight.")
     ] = False,
     parse_special: Annotated[
-        bool,
-        typer.Option("--parse-special", help="Recognize special tokens in the text files."),
+        bool, typer.Option("--parse-special", help="Recognize special tokens in the text files.")
     ] = False,
     tokens: Annotated[
         int, typer.Option("-n", "--tokens", min=2, max=4096, help="Tokens of an answer at most.")
     ] = 256,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
-    ] = False,
+    raw: Raw = False,
     head: HeadFile = None,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,

@@ -77,8 +77,7 @@ def run(
         typer.Argument(metavar="-- PROGRAM [ARGUMENTS]", help="The program and its arguments."),
     ],
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print program and variables as JSON; run nothing."),
+        bool, typer.Option("--json", help="Print program and variables as JSON; run nothing.")
     ] = False,
 ) -> None:
     """Run a program that is linked with libggml-cpu, with the kernels.

@@ -70,6 +70,47 @@ def parse_gguf_output(text: str) -> Path:
         return gguf_output(text)
 
 
+def output_option(text: str, parser: Callable[[str], Path] = parse_gguf_output) -> Any:
+    """Return the option -o PATH with this help."""
+    return typer.Option("-o", "--output", metavar="PATH", parser=parser, help=text)
+
+
+def text_option(text: str) -> Any:
+    """Return the option --text FILE… with this help."""
+    return typer.Option("--text", metavar="FILE…", help=text)
+
+
+def prompt_files_option(text: str) -> Any:
+    """Return the option -f FILE… with this help."""
+    return typer.Option("-f", "--prompt-file", metavar="FILE…", help=text)
+
+
+def head_type_option(text: str, **more: Any) -> Any:
+    """Return the option --mtp-type with this help; more: other arguments of typer.Option."""
+    return typer.Option("--mtp-type", rich_help_panel=HEAD, help=text, **more)
+
+
+def corpus_option(name: str, panel: str | None = None) -> Any:
+    """Return the option that ranks the tokens of a draft vocabulary by text files."""
+    text = "Rank tokens by these text files (default: by token id)."
+    return typer.Option(name, metavar="FILE…", rich_help_panel=panel, help=text)
+
+
+def ids_option(name: str, panel: str | None = None) -> Any:
+    """Return the option that reads a draft vocabulary from a file."""
+    text = "Read ranked token ids from a JSON, .npy or text file."
+    return typer.Option(name, metavar="FILE", rich_help_panel=panel, help=text)
+
+
+def depth_option(panel: str | None = None) -> Any:
+    """Return the option --depth of a command that generates text."""
+    text = (
+        "Draft N tokens per cycle, 0: none; auto: as many as pay off (default: as tuned, else "
+        "auto)."
+    )
+    return typer.Option(metavar="N|auto", rich_help_panel=panel, help=text)
+
+
 # A model to read, for `open_any_model`.
 ModelFile: TypeAlias = Annotated[
     str,
@@ -114,24 +155,8 @@ FastMtp: TypeAlias = Annotated[
         help="Add a draft vocabulary of N tokens (default: 32768).",
     ),
 ]
-FastMtpCorpus: TypeAlias = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--fastmtp-corpus",
-        metavar="FILE…",
-        rich_help_panel=DRAFT,
-        help="Rank tokens by these text files (default: by token id).",
-    ),
-]
-FastMtpIds: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--fastmtp-ids",
-        metavar="FILE",
-        rich_help_panel=DRAFT,
-        help="Read ranked token ids from a JSON, .npy or text file.",
-    ),
-]
+FastMtpCorpus: TypeAlias = Annotated[list[Path] | None, corpus_option("--fastmtp-corpus", DRAFT)]
+FastMtpIds: TypeAlias = Annotated[Path | None, ids_option("--fastmtp-ids", DRAFT)]
 Revision: TypeAlias = Annotated[
     str | None,
     typer.Option("--revision", help="Use this branch, tag or commit on the hub (default: main)."),
@@ -141,6 +166,15 @@ Overwrite: TypeAlias = Annotated[
 ]
 NoCheck: TypeAlias = Annotated[
     bool, typer.Option("--no-check", help="Do not measure the acceptance rate.")
+]
+LeastAcceptance: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--least-acceptance",
+        min=0.0,
+        max=1.0,
+        help="Report a head as bad if fewer of its first drafts are accepted.",
+    ),
 ]
 Force: TypeAlias = Annotated[
     bool, typer.Option("--force", help="Use a head that accepts far fewer drafts than its source.")
@@ -295,9 +329,20 @@ PromptSets: TypeAlias = Annotated[
 ]
 PromptFiles: TypeAlias = Annotated[
     list[Path] | None,
-    typer.Option(
-        "-f", "--prompt-file", metavar="FILE…", help="Also measure with the prompt in each file."
-    ),
+    prompt_files_option("Also measure with the prompt in each file."),
+]
+Raw: TypeAlias = Annotated[
+    bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
+]
+WindowSize: TypeAlias = Annotated[
+    int, typer.Option("-c", "--ctx", min=16, max=1 << 16, help="Read windows of N tokens.")
+]
+Windows: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--chunks", min=1, help="Read at most N windows (default: the whole text)."),
+]
+NoColor: TypeAlias = Annotated[
+    bool, typer.Option("--no-color", help="Do not color tokens by their source.")
 ]
 Budget: TypeAlias = Annotated[
     str | None,

@@ -13,7 +13,16 @@ from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.text_files import whole_texts
 
 from .local_model import local_model
-from .options import AsJson, GpuLayers, Overwrite, Threads, parse_output
+from .options import (
+    AsJson,
+    GpuLayers,
+    Overwrite,
+    Threads,
+    Windows,
+    WindowSize,
+    parse_output,
+    text_option,
+)
 from .progress import reports_errors
 from .quality_run import measure_quality
 
@@ -34,20 +43,10 @@ def quality(
     ],
     text: Annotated[
         list[Path],
-        typer.Option(
-            "--text",
-            metavar="FILE…",
-            help="Compare on these text files, which neither imatrix nor training has seen.",
-        ),
+        text_option("Compare on these text files, which neither imatrix nor training has seen."),
     ],
-    context: Annotated[
-        int,
-        typer.Option("-c", "--ctx", min=16, max=1 << 16, help="Read windows of N tokens."),
-    ] = 512,
-    chunks: Annotated[
-        int | None,
-        typer.Option("--chunks", min=1, help="Read at most N windows (default: the whole text)."),
-    ] = None,
+    context: WindowSize = 512,
+    chunks: Windows = None,
     base: Annotated[
         Path | None,
         typer.Option(

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from mtp_gguf.gguf_tools.depth_file import VARIABLE as DEPTH_FILE
+from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.process_memory import free_memory
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
@@ -335,8 +337,17 @@ def serve(
     if huge_pages:
         _check_room(served, server)
         variables = huge_page_environment(os.environ if variables is None else variables)
+    if served.head_file is not None:
+        files = [one.path for one in (served.file, served.head_file) if one]
+        costs = (server.path, wanted, settings, rpc, lookup, huge_pages)
+        remembered = depth_file(files, *map(str, costs), *without_key([*given, *passed]))
+        if remembered:
+            variables = {**(os.environ if variables is None else variables)}
+            variables[DEPTH_FILE] = str(remembered)
     lacking = _lacking(server)
-    notes = (lacking, kernels, headless, several, ignored, missing, *command.notes)
+    own = served.head_file is file
+    acceptance = f"acceptance: {file.acceptance}" if own and file.acceptance else ""
+    notes = (lacking, kernels, headless, several, ignored, missing, acceptance, *command.notes)
     for note in filter(None, notes):
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:

@@ -3,15 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from mtp_gguf.gguf_tools import transplant
 from mtp_gguf.gguf_tools.interrupted import leaves_nothing
 from mtp_gguf.gguf_tools.new_file import local_files, output_path, write_file
 from mtp_gguf.gguf_tools.resolve import open_any_model
 
 from .console import CONSOLE
-from .options import AsJson, ModelFile, Overwrite, parse_gguf_output
+from .options import AsJson, ModelFile, Overwrite, output_option
 from .progress import reports_errors
 from .written import report_file
 
@@ -20,14 +18,7 @@ from .written import report_file
 def strip(
     model: ModelFile,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help="Write to this file or folder (default: MODEL-no-mtp.gguf).",
-        ),
+        Path | None, output_option("Write to this file or folder (default: MODEL-no-mtp.gguf).")
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,

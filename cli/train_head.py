@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.train.options import (
     EPOCHS,
@@ -25,10 +26,17 @@ from .options import (
     AsJson,
     FastMtp,
     GpuLayers,
+    LeastAcceptance,
     MtpF16,
+    NoCheck,
     Overwrite,
+    Raw,
     Threads,
+    head_type_option,
+    output_option,
     parse_output,
+    prompt_files_option,
+    text_option,
 )
 from .progress import reports_errors
 from .written import file_fields, report_file
@@ -43,29 +51,19 @@ def train_head(
             help="GGUF whose trunk will run (any shard); also OWNER/NAME:QUANT on the hub.",
         ),
     ],
-    text: Annotated[
-        list[Path] | None,
-        typer.Option("--text", metavar="FILE…", help="Train on these text files."),
-    ] = None,
+    text: Annotated[list[Path] | None, text_option("Train on these text files.")] = None,
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "-f",
-            "--prompt-file",
-            metavar="FILE…",
-            help="Train on the model's answers to the prompts in these files, separated by blank "
-            "lines.",
+        prompt_files_option(
+            "Train on the model's answers to the prompts in these files, separated by blank lines."
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_output,
-            help="Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
+        output_option(
+            "Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
             "(default: MODEL-tuned.gguf).",
+            parse_output,
         ),
     ] = None,
     head_from: Annotated[
@@ -84,10 +82,8 @@ def train_head(
     mtp_f16: MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        typer.Option(
-            "--mtp-type",
-            rich_help_panel=HEAD,
-            help="Store the head's matrices in this type (default: that of MODEL's head, or Q8_0).",
+        head_type_option(
+            "Store the head's matrices in this type (default: that of MODEL's head, or Q8_0)."
         ),
     ] = None,
     head_only: Annotated[
@@ -117,9 +113,7 @@ def train_head(
             help="Cut texts into pieces of N tokens; a prompt with its answer has at most N.",
         ),
     ] = LENGTH.default,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
-    ] = False,
+    raw: Raw = False,
     steps: Annotated[
         int,
         typer.Option(
@@ -166,6 +160,8 @@ def train_head(
         ),
     ] = None,
     overwrite: Overwrite = False,
+    no_check: NoCheck = False,
+    least_acceptance: LeastAcceptance = LEAST,
     as_json: AsJson = False,
 ) -> None:
     """Train the MTP head of a GGUF for its trunk, quantized as it is.
@@ -218,17 +214,28 @@ def train_head(
         gpu_layers=gpu_layers,
         work=work,
         overwrite=overwrite,
+        no_check=no_check,
+        least_acceptance=least_acceptance,
         progress=CONSOLE,
     )
     if as_json:
         head = file_fields(result.path) if result.is_gguf else {"path": str(result.path)}
-        fields = {**head, **result.figures, "warnings": result.warnings}
+        fields = {
+            **head,
+            **result.figures,
+            "stored_acceptance": result.acceptance.fields() if result.acceptance else None,
+            "warnings": result.warnings,
+        }
         typer.echo(json.dumps(fields, indent=1))
         return
     for line in _report(result.figures):
         typer.echo(line)
     if result.is_gguf:
         report_file(result.path, None if head_only else "mtp-gguf tune {}")
+        if result.acceptance:
+            typer.echo(result.acceptance.text)
+            if result.acceptance.warning:
+                typer.echo(f"warning: {result.acceptance.warning}")
     else:
         typer.echo(f"{result.path}: mtp.* tensors; put it beside the checkpoint's config.json")
     if result.kept:

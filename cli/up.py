@@ -15,7 +15,7 @@ from mtp_gguf.convert.serving_plan import Asked, Step, StepName, headline, make_
 from mtp_gguf.gguf_tools.text import printable
 
 from .local_model import local_model
-from .options import AsJson, FastMtp, FastMtpCorpus, parse_budget, parse_gguf_output
+from .options import AsJson, FastMtp, FastMtpCorpus, output_option, parse_budget
 from .progress import reports_errors
 from .serve import CommandClass as ServeClass
 
@@ -39,13 +39,7 @@ def up(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help="Write a converted or grafted GGUF to this file or folder (default: here).",
-        ),
+        output_option("Write a converted or grafted GGUF to this file or folder (default: here)."),
     ] = None,
     quant: Annotated[
         str, typer.Option("--quant", metavar="MIX", help="Convert a checkpoint to this mix.")
@@ -66,8 +60,7 @@ def up(
         typer.Option("--budget", metavar="TIME", help="Tune about this long, such as 30s or 5m."),
     ] = _BUDGET,
     skip: Annotated[
-        list[StepName] | None,
-        typer.Option("--skip", help="Leave this step out; repeatable."),
+        list[StepName] | None, typer.Option("--skip", help="Leave this step out; repeatable.")
     ] = None,
     llama_server: Annotated[
         Path | None,

@@ -8,10 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.format import Value
+from mtp_gguf.gguf_tools.format import Value, ValueType
 
 from .checkpoint import Checkpoint
 from .recipe import Target
+
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
+SIGMOID = 2  # llama_expert_gating_func_type
 
 
 class HeadChoice(Enum):
@@ -54,6 +57,14 @@ class Blueprint:
     computed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     splits: Mapping[str, str] = field(default_factory=dict)
     tokens: Mapping[str, str] = field(default_factory=dict)
+
+
+def typed(
+    numbers: Mapping[str, int], values: Mapping[str, float] | None = None
+) -> dict[str, Value]:
+    """Metadata: U32 of `numbers`, F32 of `values`."""
+    of_values = {key: Value(ValueType.F32, value) for key, value in (values or {}).items()}
+    return {key: Value(ValueType.U32, number) for key, number in numbers.items()} | of_values
 
 
 class Family(Protocol):

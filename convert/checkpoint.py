@@ -107,8 +107,7 @@ class Checkpoint:
 
         Some publishers omit the number, and users cannot edit configs on the hub.
         """
-        reader = ConfigReader(str(self.folder / "config.json"), self.config)
-        if claimed := reader.size(LAYERS_KEY, 0, least=0):
+        if claimed := self.reader.size(LAYERS_KEY, 0, least=0):
             return claimed
         return self.head_layers()
 
@@ -133,7 +132,12 @@ class Checkpoint:
     @property
     def text_config(self) -> dict[str, Any]:
         """The config of the language model, which is nested in multimodal checkpoints."""
-        return ConfigReader(str(self.folder / "config.json"), self.config).config
+        return self.reader.config
+
+    @property
+    def reader(self) -> ConfigReader:
+        """Typed access to the config."""
+        return ConfigReader(str(self.folder / "config.json"), self.config)
 
 
 def is_head(name: str) -> bool:

@@ -100,6 +100,14 @@ class ConfigReader:
             raise self.fault(key, "true or false", value)
         return value
 
+    def each_layer(self, key: str, layers: int) -> list[Any]:
+        """A list with an entry for each layer of the trunk."""
+        found = self.config.get(key)
+        if not isinstance(found, list) or len(found) != layers:
+            count = len(found) if isinstance(found, list) else found
+            raise self.fault(key, f"{layers} entries (num_hidden_layers)", count)
+        return found
+
     def rope(self) -> dict[str, Any]:
         """The rope parameters that are set, from all places where they may be.
 

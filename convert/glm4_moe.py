@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.tensor_types import F32
 
-from .blueprint import Blueprint, HeadChoice
+from .blueprint import MAX_LAYERS, SIGMOID, Blueprint, HeadChoice, typed
 from .checkpoint import Checkpoint, head_test
 from .claims import Claims, Shape, ggml_shape
 from .config import ConfigReader
@@ -23,8 +23,6 @@ from .recipe import Recipe, Target
 ARCHITECTURES: tuple[str, ...] = ("Glm4MoeForCausalLM",)
 
 _ARCHITECTURE = "glm4moe"
-_SIGMOID = 2  # llama_expert_gating_func_type
-_MAX_LAYERS = 511  # with the MTP layer LLAMA_MAX_LAYERS in llama-hparams.h
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def wants(name: str, head: HeadChoice, config: dict[str, Any]) -> bool:
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
-    config = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    config = checkpoint.reader
     if head is not HeadChoice.BLOCK:
         raise CheckpointError(
             f"{checkpoint.folder}: of GLM-4.5 only the MTP head is converted (graft MODEL.gguf "
@@ -78,7 +76,7 @@ def _read_dims(c: ConfigReader) -> _Dims:
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
     return _Dims(
         hidden=hidden,
-        layers=c.size("num_hidden_layers", most=_MAX_LAYERS),
+        layers=c.size("num_hidden_layers", most=MAX_LAYERS - 1),
         heads=heads,
         kv_heads=c.size("num_key_value_heads", most=heads),
         head_dim=c.size("head_dim", hidden // heads),
@@ -153,10 +151,9 @@ def _hparams(c: ConfigReader, d: _Dims) -> dict[str, Value]:
         "expert_feed_forward_length": d.expert_ffn,
         "expert_shared_count": d.shared_experts,
         "leading_dense_block_count": c.size("first_k_dense_replace", 1, least=0),
-        "expert_gating_func": _SIGMOID,
+        "expert_gating_func": SIGMOID,
         "nextn_predict_layers": 1,
     }
     epsilon = c.number(c.config, "rms_norm_eps", 1e-5, least=0)
-    keys = {key: Value(ValueType.U32, number) for key, number in numbers.items()}
-    keys["attention.layer_norm_rms_epsilon"] = Value(ValueType.F32, epsilon)
+    keys = typed(numbers, {"attention.layer_norm_rms_epsilon": epsilon})
     return {f"{_ARCHITECTURE}.{key}": value for key, value in keys.items()}

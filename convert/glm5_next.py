@@ -17,17 +17,11 @@ import numpy as np
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
-from .blueprint import Blueprint, HeadChoice
+from .blueprint import MAX_LAYERS, Blueprint, HeadChoice, typed
 from .checkpoint import Checkpoint
 from .claims import Claims
 from .config import ConfigReader
-from .layers import (
-    Layer,
-    LayeredModel,
-    count_mtp_layers,
-    last_norm_and_vocabulary,
-    opened,
-)
+from .layers import Layer, LayeredModel, count_mtp_layers, last_norm_and_vocabulary, opened
 from .parts import wants
 from .recipe import Arithmetic, Order, Recipe, Target
 
@@ -41,7 +35,6 @@ _PERIOD = 4  # of layers, the last of which has latent attention, without layer_
 _DENSE_LAYERS = 3  # without a key that tells
 _LOWER_BOUND = -5.0  # of the decay; the default of transformers' Glm5NextTextConfig
 _STREAMS = 4  # of the hyper-connections, fixed in llama.cpp
-_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 _INDEX_EPSILON = 1e-6  # of the indexer's LayerNorm, fixed in transformers
 # The split of GLM's tokenizers, under llama.cpp's name for them.
 _SPLITS = {
@@ -92,7 +85,7 @@ class _Dims:
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
-    config = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    config = checkpoint.reader
     _check(config)
     n_mtp = count_mtp_layers(checkpoint, config, head)
     dims = _read_dims(config, checkpoint.config, n_mtp)
@@ -135,7 +128,7 @@ def _check(c: ConfigReader) -> None:
 
 
 def _read_dims(c: ConfigReader, config: dict[str, Any], n_mtp: int) -> _Dims:
-    layers = c.size("num_hidden_layers", most=_MAX_LAYERS - n_mtp)
+    layers = c.size("num_hidden_layers", most=MAX_LAYERS - n_mtp)
     heads = c.size("num_attention_heads")
     linear = _linear(c)
     if (found := linear.size("num_heads", heads)) != heads:
@@ -200,12 +193,9 @@ def _is_unbounded(config: dict[str, Any]) -> bool:
 
 def _kinds(c: ConfigReader, key: str, layers: int, known: tuple[str, ...]) -> list[str] | None:
     """The kind of each layer of the trunk; None if the config has no such list."""
-    found: Any = c.config.get(key)
-    if found is None:
+    if key not in c.config:
         return None
-    if not isinstance(found, list) or len(found) != layers:
-        count = len(found) if isinstance(found, list) else found
-        raise c.fault(key, f"{layers} entries (num_hidden_layers)", count)
+    found = c.each_layer(key, layers)
     if any(kind not in known for kind in found):
         raise c.fault(key, f"entries {' and '.join(known[:2])}", found)
     return found
@@ -403,8 +393,7 @@ def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
     limit = c.number(c.config, "swiglu_limit", 10.0, least=0)
     of_attention = tuple(0 if linear else 1 for linear in d.linear)
     return {
-        **{key: Value(ValueType.U32, number) for key, number in numbers.items()},
-        **{key: Value(ValueType.F32, value) for key, value in values.items()},
+        **typed(numbers, values),
         "attention.head_count_kv": Value(ValueType.I32, (*of_attention, *[1] * n_mtp)),
         "attention.indexer.types": Value(ValueType.BOOL, d.indexed),
         "attention.indexer.kpool_select_tail": Value(ValueType.BOOL, tail),

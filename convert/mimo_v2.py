@@ -17,7 +17,7 @@ import numpy as np
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
-from .blueprint import Blueprint, HeadChoice
+from .blueprint import MAX_LAYERS, SIGMOID, Blueprint, HeadChoice, typed
 from .checkpoint import Checkpoint
 from .claims import Claims
 from .config import ConfigReader
@@ -36,8 +36,6 @@ __all__ = ["ARCHITECTURES", "blueprint", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM")
 
-_SIGMOID = 2  # llama_expert_gating_func_type
-_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 _TOWERS = dict.fromkeys(("audio_encoder.", "speech_embeddings."), OTHER_TOWERS)
 # Sizes of layers with a window that must be those of the others, as llama.cpp has one for both.
 _SAME = {
@@ -66,7 +64,7 @@ class _Dims:
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
-    config = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    config = checkpoint.reader
     _check(config)
     dims = _read_dims(config, count_mtp_layers(checkpoint, config, head))
     claims = opened(checkpoint, head)
@@ -108,7 +106,7 @@ def _read_dims(c: ConfigReader, n_mtp: int) -> _Dims:
     return _Dims(
         hidden=c.size("hidden_size"),
         ffn=c.size("intermediate_size"),
-        windows=_windows(c, c.size("num_hidden_layers", most=_MAX_LAYERS - n_mtp)),
+        windows=_windows(c, c.size("num_hidden_layers", most=MAX_LAYERS - n_mtp)),
         heads=heads,
         kv_heads=(
             c.size("num_key_value_heads", most=heads),
@@ -124,10 +122,7 @@ def _read_dims(c: ConfigReader, n_mtp: int) -> _Dims:
 
 
 def _windows(c: ConfigReader, layers: int) -> tuple[bool, ...]:
-    pattern = c.config.get("hybrid_layer_pattern")
-    if not isinstance(pattern, list) or len(pattern) != layers:
-        found = len(pattern) if isinstance(pattern, list) else pattern
-        raise c.fault("hybrid_layer_pattern", f"{layers} entries (num_hidden_layers)", found)
+    pattern = c.each_layer("hybrid_layer_pattern", layers)
     if any(entry not in (0, 1) for entry in pattern):
         raise c.fault("hybrid_layer_pattern", "entries 0 and 1", pattern)
     return tuple(entry == 1 for entry in pattern)
@@ -206,7 +201,7 @@ def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
         "expert_feed_forward_length": d.expert_ffn,
         "expert_group_count": c.size("n_group", 1),
         "expert_group_used_count": c.size("topk_group", 1),
-        "expert_gating_func": _SIGMOID,
+        "expert_gating_func": SIGMOID,
     }
     if n_mtp:
         numbers["nextn_predict_layers"] = n_mtp
@@ -222,8 +217,7 @@ def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
     if "attention_value_scale" in c.config:
         values["attention.value_scale"] = c.number(c.config, "attention_value_scale", 1.0)
     return {
-        **{key: Value(ValueType.U32, number) for key, number in numbers.items()},
-        **{key: Value(ValueType.F32, value) for key, value in values.items()},
+        **typed(numbers, values),
         "attention.head_count_kv": Value(ValueType.I32, tuple(d.kv_heads[w] for w in windows)),
         "attention.sliding_window_pattern": Value(ValueType.I32, tuple(map(int, windows))),
     }

@@ -15,7 +15,7 @@ import numpy as np
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
-from .blueprint import Blueprint, HeadChoice
+from .blueprint import MAX_LAYERS, Blueprint, HeadChoice, typed
 from .checkpoint import Checkpoint
 from .claims import Claims
 from .config import ConfigReader
@@ -35,7 +35,6 @@ _KINDS = {
     "full_attention": _ATTENTION,
     "moe": _EXPERTS,
 }
-_MAX_LAYERS = 511  # with the MTP layer LLAMA_MAX_LAYERS in llama-hparams.h
 _CONTEXT = 1 << 20  # upstream's, as attention has no positions
 _PADDED = 8  # llama.cpp's converter has a multiple of it as the number of tokens
 
@@ -72,7 +71,7 @@ class _Dims:
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
-    config = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    config = checkpoint.reader
     _check(config)
     dims = _read_dims(config, count_mtp_layers(checkpoint, config, head, parts=2))
     claims = opened(checkpoint, head)
@@ -142,8 +141,8 @@ def _kinds(c: ConfigReader) -> str:
         found = c.config.get(key)
         if isinstance(found, list):
             found = "".join(_KINDS.get(kind, "-") for kind in found if isinstance(kind, str))
-    if not isinstance(found, str) or not 1 <= len(found) <= _MAX_LAYERS:
-        raise c.fault(key, f"the kinds of 1 to {_MAX_LAYERS} layers", found)
+    if not isinstance(found, str) or not 1 <= len(found) < MAX_LAYERS:  # and the MTP layer
+        raise c.fault(key, f"the kinds of 1 to {MAX_LAYERS - 1} layers", found)
     if set(found) - {_MAMBA, _ATTENTION, _EXPERTS}:
         raise c.fault(key, "layers of Mamba 2, attention or experts", c.config[key])
     return found
@@ -271,8 +270,7 @@ def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
     of_experts = [d.expert_ffn if kind == _EXPERTS else 0 for kind in d.kinds]
     of_attention = [d.kv_heads if kind == _ATTENTION else 0 for kind in d.kinds]
     return {
-        **{key: Value(ValueType.U32, number) for key, number in numbers.items()},
-        **{key: Value(ValueType.F32, value) for key, value in values.items()},
+        **typed(numbers, values),
         "feed_forward_length": Value(ValueType.I32, (*of_experts, *[d.expert_ffn] * n_mtp)),
         "attention.head_count_kv": Value(ValueType.I32, (*of_attention, *[d.kv_heads] * n_mtp)),
         "expert_weights_norm": Value(ValueType.BOOL, c.config.get("norm_topk_prob", True) is True),

@@ -18,7 +18,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
-from .blueprint import Blueprint, HeadChoice
+from .blueprint import MAX_LAYERS, Blueprint, HeadChoice
 from .checkpoint import LAYERS_KEY, Checkpoint
 from .claims import Claims, Shape, ggml_shape
 from .config import LARGEST_SIZE, ConfigReader, is_whole
@@ -28,7 +28,6 @@ from .recipe import Arithmetic, Order, Recipe, Target
 
 # Default of transformers (RotaryEmbeddingConfigMixin).
 DEFAULT_ROPE_THETA = 10_000.0
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 # llama.cpp drafts with one MTP layer (build_graph_mtp in src/models/qwen35.cpp and its relatives),
 # and rejects a file with another: the layers share one mtp.fc, which is in the first block only.
 _MTP_LAYER = "mtp.layers.0."
@@ -474,14 +473,11 @@ def read_dims(c: ConfigReader, n_mtp: int, moe: bool) -> Dims:
 
 
 def _recurrent_layers(c: ConfigReader, layers: int) -> tuple[bool, ...]:
-    kinds = c.config.get("layer_types")
-    if kinds is None:
+    if "layer_types" not in c.config:
         interval = c.size("full_attention_interval", 4)
         return tuple((i + 1) % interval != 0 for i in range(layers))
     known = ("linear_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        found = len(kinds) if isinstance(kinds, list) else kinds
-        raise c.fault("layer_types", f"{layers} entries (num_hidden_layers)", found)
+    kinds = c.each_layer("layer_types", layers)
     if any(kind not in known for kind in kinds):
         raise c.fault("layer_types", " or ".join(known), next(k for k in kinds if k not in known))
     return tuple(kind == "linear_attention" for kind in kinds)

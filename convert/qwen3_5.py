@@ -76,7 +76,7 @@ LINEAR_ATTENTION = (
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
-    config = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    config = checkpoint.reader
     moe = config.architecture in _MOE
     dims = qwen.read_dims(config, checkpoint.mtp_layers(), moe)
     architecture = "qwen35moe" if moe else "qwen35"

@@ -55,7 +55,7 @@ LINEAR_ATTENTION = (
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
-    config = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    config = checkpoint.reader
     _check_experts(config)
     dims = qwen.read_dims(config, checkpoint.mtp_layers(), moe=True)
     model = QwenModel(config, dims, "qwen3next", LINEAR_ATTENTION)

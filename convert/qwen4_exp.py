@@ -15,7 +15,7 @@ import numpy as np
 from mtp_gguf.gguf_tools.format import Value, ValueType
 
 from . import qwen
-from .blueprint import Blueprint, HeadChoice
+from .blueprint import Blueprint, HeadChoice, typed
 from .checkpoint import Checkpoint
 from .claims import Claims
 from .config import ConfigReader, is_whole
@@ -74,7 +74,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
 
     The hash constants of the n-gram embeddings are read from the checkpoint.
     """
-    config = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    config = checkpoint.reader
     _check(config)
     dims = qwen.read_dims(config, checkpoint.mtp_layers(), moe=True)
     sizes = _read_sizes(config)
@@ -277,7 +277,7 @@ def _keys(d: Dims, s: _Sizes, with_head: bool) -> dict[str, Value]:
     }
     ratios = (*(0 if recurrent else s.ratio for recurrent in d.recurrent), *[s.ratio] * with_head)
     return {
-        **{key: Value(ValueType.U32, number) for key, number in numbers.items()},
+        **typed(numbers),
         "attention.compress_ratios": Value(ValueType.I32, ratios),
     }
 
@@ -300,7 +300,7 @@ def _ngram_keys(
         numbers["ple.image_token_id"] = c.size("image_token_id", least=0)
     keys = {
         "ple.layers": Value(ValueType.I32, (n.layer,)),
-        **{key: Value(ValueType.U32, number) for key, number in numbers.items()},
+        **typed(numbers),
         **{key: Value(ValueType.U64, values) for key, values in constants.items()},
     }
     return {f"{_ARCHITECTURE}.{key}": value for key, value in keys.items()}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.tensor_types import F32
 
-from .blueprint import Blueprint, HeadChoice
+from .blueprint import MAX_LAYERS, SIGMOID, Blueprint, HeadChoice, typed
 from .checkpoint import Checkpoint
 from .claims import Claims
 from .config import ConfigReader, is_whole
@@ -30,8 +30,6 @@ ARCHITECTURES: tuple[str, ...] = ("Step3p5ForCausalLM", "Step3p7ForConditionalGe
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _ROTATED = {_FULL: 0.5, _WINDOW: 1.0}  # the part of a head, fixed in llama.cpp
-_SIGMOID = 2  # llama_expert_gating_func_type
-_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 _TOWERS = dict.fromkeys(("vision_model.", "vit_large_projector."), OTHER_TOWERS)
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -56,7 +54,7 @@ class _Dims:
 
 def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
-    config = ConfigReader(str(checkpoint.folder / "config.json"), checkpoint.config)
+    config = checkpoint.reader
     _check(config)
     dims = _read_dims(config, count_mtp_layers(checkpoint, config, head))
     claims = opened(checkpoint, head)
@@ -97,7 +95,7 @@ def _check(c: ConfigReader) -> None:
 
 
 def _read_dims(c: ConfigReader, n_mtp: int) -> _Dims:
-    layers = c.size("num_hidden_layers", most=_MAX_LAYERS - n_mtp)
+    layers = c.size("num_hidden_layers", most=MAX_LAYERS - n_mtp)
     heads = c.size("num_attention_heads")
     kv_heads = c.size(_either(c, "num_key_value_heads", "num_attention_groups"), most=heads)
     other = c.config.get("attention_other_setting", {})
@@ -271,7 +269,7 @@ def _hparams(c: ConfigReader, d: _Dims, blocks: int) -> dict[str, Value]:
         "expert_used_count": c.size(_either(c, "num_experts_per_tok", "moe_top_k"), most=d.experts),
         "expert_feed_forward_length": d.expert_ffn,
         "expert_shared_feed_forward_length": d.shared_ffn,
-        "expert_gating_func": _SIGMOID,
+        "expert_gating_func": SIGMOID,
         "leading_dense_block_count": _leading_dense(c, d),
         "moe_every_n_layers": 1,
     }
@@ -291,8 +289,7 @@ def _hparams(c: ConfigReader, d: _Dims, blocks: int) -> dict[str, Value]:
     if not isinstance(normalized, bool):
         raise c.fault("norm_expert_weight", "true or false", normalized)
     return {
-        **{key: Value(ValueType.U32, number) for key, number in numbers.items()},
-        **{key: Value(ValueType.F32, value) for key, value in values.items()},
+        **typed(numbers, values),
         **{key: Value(ValueType.F32, entries) for key, entries in lists.items() if entries},
         "expert_weights_norm": Value(ValueType.BOOL, normalized),
         "attention.head_count": Value(ValueType.I32, tuple(d.heads[w] for w in windows)),

@@ -13,11 +13,12 @@ from enum import Enum
 from pathlib import Path
 from sys import byteorder
 
+from .acceptance import Stored, read_stored
 from .draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, required_ids
 from .drafters import Drafter
 from .drafters import misfits as misfits_of_drafter
 from .errors import FormatError, RequestError
-from .fastmtp import DraftLayout, StoredDraftVocabulary
+from .fastmtp import DraftInUse, DraftLayout, StoredDraftVocabulary, draft_in_use
 from .format import ArrayRef, ValueType
 from .head import MtpHead
 from .head_files import models_beside, trunks_beside
@@ -80,10 +81,12 @@ class Finding:
 class Diagnosis:
     """The result of examining a model.
 
-    head: a short description of the head, None if there is none. runs_with: commands that draft
+    head: a short description of the head, None if there is none. in_use: what our runtime drafts
+    over, None for the whole vocabulary. runs_with: commands that draft
     with it. memory: the memory that drafting takes, None if the model cannot draft. tower: the
     vision tower, of an mmproj file or of the one that was examined with the model. drafter: the
-    one that is examined in place of a head.
+    one that is examined in place of a head. acceptance: what the file states of its own head; None
+    if it states nothing, or if the head is in another file.
     """
 
     path: str
@@ -94,6 +97,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     tower: VisionTower | None = None
     drafter: Drafter | None = None
+    in_use: DraftInUse | None = None
+    acceptance: Stored | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -147,6 +152,10 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         if sound and head.head.kind.ours
         else None,
         findings=tuple(sorted(findings, key=lambda f: list(Severity).index(f.severity))),
+        in_use=draft_in_use(draft, model.vocabulary_size or 0)
+        if sound and head.head.kind.ours
+        else None,
+        acceptance=read_stored(model) if sound and separate is None else None,
     )
 
 

@@ -16,8 +16,10 @@ from .fastmtp import (
     ID_MAP_TENSOR,
     OUTPUT_TENSOR,
     SHORT_HEAD_SUFFIX,
+    DraftInUse,
     DraftLayout,
     StoredDraftVocabulary,
+    draft_in_use,
     find_draft_vocabulary,
     vocabulary_size,
 )
@@ -69,7 +71,8 @@ class HeadReport:
     block: index of the MTP block; None if the file has neither its tensors nor metadata for it.
     types: number of matrices of the head by tensor type. stock: whether an unpatched llama.cpp
     loads the file. ours: whether our runtime drafts with it; else llama-server does. shared:
-    whether it is a head-only file that takes embedding and output from its trunk.
+    whether it is a head-only file that takes embedding and output from its trunk. in_use: what our
+    runtime drafts over; None for the whole vocabulary.
     """
 
     ready: bool
@@ -80,6 +83,7 @@ class HeadReport:
     stock: bool
     ours: bool = False
     shared: bool = False
+    in_use: DraftInUse | None = None
 
 
 def block_of(name: str) -> int | None:
@@ -352,7 +356,8 @@ class MtpHead:
         if not drafts:
             reason += f", for a llama.cpp that drafts with {self.architecture} (newer than ours)"
         block, ours = self.trunk_layers, self.kind.ours
-        return HeadReport(True, reason, block, self.types, self.draft, stock, ours, shared)
+        in_use = draft_in_use(self.draft, (self.vocabulary_size or 0) if ours else 0)
+        return HeadReport(True, reason, block, self.types, self.draft, stock, ours, shared, in_use)
 
     @property
     def blocks_text(self) -> str:

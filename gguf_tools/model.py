@@ -27,6 +27,9 @@ SPLIT_INDEX_KEY = "split.no"
 SPLIT_COUNT_KEY = "split.count"
 SPLIT_KEYS = (SPLIT_INDEX_KEY, SPLIT_COUNT_KEY, "split.tensors.count")
 
+# What was measured with exactly this file (`acceptance.py`).
+ACCEPTANCE_PREFIX = "mtp.acceptance."
+
 _SHARD_NAME = re.compile(r"(.*[^/])-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 # Names of MTP tensors in a checkpoint: of a text model, and of one with a vision tower.
 _SOURCE_HEAD = re.compile(r"(model\.)?(language_model\.)?mtp\.")
@@ -134,8 +137,15 @@ class Model:
         return self.head.vocabulary_size
 
     def metadata(self) -> Metadata:
-        """All keys except those of the split, with arrays unread."""
-        return {key: v for key, v in header_keys(self.first).items() if key not in SPLIT_KEYS}
+        """All keys, with arrays unread, except those of the split and of the measured acceptance.
+
+        Both describe this file, and not another one that is made from it.
+        """
+        return {
+            key: value
+            for key, value in header_keys(self.first).items()
+            if key not in SPLIT_KEYS and not key.startswith(ACCEPTANCE_PREFIX)
+        }
 
     def source_of(self, name: str) -> Source:
         """The file that has the tensor `name`."""

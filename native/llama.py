@@ -20,6 +20,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.processors import computing_threads
@@ -152,7 +153,8 @@ class MTPLlama(llama_cpp.Llama):
     - rejection: accept drafts by rejection sampling if the sampler is a plain chain of top-k,
       top-p, min-p and temperature. False: accept only equal tokens, which gives the same
       tokens as a run without drafts with the same seed.
-    - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none.
+    - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none. A file
+      without one gets a list of this size when it is loaded; 0 for the default size.
     - mtp_head: another file to take the head from, local or on the hub.
     - mtp_device: ggml's name of the device for the head (default: the trunk's device).
     - n_cpu_moe: keep the experts of the trunk's first so many layers on the CPU, for a model that
@@ -440,6 +442,16 @@ class MTPLlama(llama_cpp.Llama):
         )
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
+        if self.depth == AUTO:
+            names = ("n_threads", "n_gpu_layers", "type_k", "type_v", "flash_attn", "lora_path")
+            remembered = depth_file(
+                [Path(path) for path in (model_path, mtp_head) if path],
+                runtime.folder,
+                *(str(options.get(name)) for name in names),
+                *(str(value) for value in self._mtp_options.values()),
+            )
+            if remembered:
+                self._session.remember_depth(remembered)
         if self._lookup_files:
             corpus = open_lookup_files(
                 self._lookup_files,

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtp_gguf.gguf_tools.acceptance import read_stored
 from mtp_gguf.gguf_tools.drafters import Drafter
 from mtp_gguf.gguf_tools.drafters import misfits as drafter_misfits
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
@@ -31,7 +32,8 @@ class ModelFile:
     embedding: shape of the token embedding, (width, vocabulary). weights: number of weights,
     including all experts. nbytes: of their data. faults: why llama.cpp would crash on it; empty if
     nothing is found. tower: the vision tower, if it is an mmproj file. drafter: the one in it, if
-    it is no MTP head. attends_only: no layer has a recurrent state.
+    it is no MTP head. acceptance: what the file states of its own head. attends_only: no layer has
+    a recurrent state.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class ModelFile:
     faults: tuple[str, ...] = ()
     tower: VisionTower | None = None
     drafter: Drafter | None = None
+    acceptance: str | None = None
     attends_only: bool = False
 
     def fits(self, other: "ModelFile") -> bool:
@@ -106,6 +109,7 @@ def open_model(path: Path) -> ModelFile:
             nbytes=sum(tensor.nbytes for tensor in model.tensors.values()),
             tower=model.tower,
             drafter=model.drafter,
+            acceptance=read_stored(model).text,
             attends_only=model.attends_only,
         )
 

@@ -18,14 +18,22 @@ from safetensors.numpy import save_file
 from mtp_gguf.bench.costs import cycle_costs
 from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.convert.converted_head import converted_head
-from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, default_size, rank_by_counts
+from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, rank_by_counts
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
 from mtp_gguf.convert.precision import parse_tensor_type
 from mtp_gguf.gguf_tools import process_memory, processors
+from mtp_gguf.gguf_tools.acceptance import reserved
 from mtp_gguf.gguf_tools.carrier import CARRIER, carry
-from mtp_gguf.gguf_tools.draft_list import DraftList, list_faults, read_draft_list, required_ids
+from mtp_gguf.gguf_tools.draft_list import (
+    BEFORE_TOKENIZER,
+    DraftList,
+    list_faults,
+    read_draft_list,
+    required_ids,
+)
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.fastmtp import default_size
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.interrupted import Interrupted, leaves_nothing
 from mtp_gguf.gguf_tools.model import Model, open_model
@@ -35,7 +43,7 @@ from mtp_gguf.gguf_tools.output import OutputFile
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, inserted, write
 from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.gguf_tools.text import human_bytes
@@ -104,7 +112,13 @@ class Job:
     threads: int | None
     gpu_layers: int
     work: Path | None
+    measured: bool
     progress: Progress
+
+    @property
+    def stores_acceptance(self) -> bool:
+        """Whether keys are reserved for the acceptance of the written model."""
+        return self.measured and not self.head_only and self.target.suffix == ".gguf"
 
     @property
     def folder(self) -> Path:
@@ -462,6 +476,9 @@ def _write(
         spec = _output(job, model, outcome.weights, draft, facts)
         if job.head_only:
             spec = head_alone(spec, model)
+        if job.stores_acceptance:
+            metadata = inserted(spec.metadata, reserved(), BEFORE_TOKENIZER)
+            spec = OutputSpec(metadata, spec.tensors)
         with job.progress.count("train-head", spec.nbytes) as advance:
             write(job.target, spec, advance)
         after = _measured(job, job.target, held_out)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,18 @@ from support.upstream.compare import file_differences
 from support.upstream.convert_upstream import convert, quantize
 from support.upstream.describe import describe
 from support.upstream.families import (
-    PARTS,
+    NEEDS_TRANSFORMERS,
+    Family,
+    FamilyTests,
     Trunk,
+    UpstreamTests,
     change,
-    check_logits,
     check_refused,
-    differences_from_upstream,
     save,
     tensors_of,
-    with_head,
-    write_trunk,
 )
 
-pytestmark = [
-    pytest.mark.upstream,
-    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
-]
+pytestmark = NEEDS_TRANSFORMERS
 
 WIDTH, HEADS, LINEAR_HEAD, CONV = 64, 4, 32, 4
 Q_RANK, KV_RANK, KEY, VALUE = 48, 32, 24, 16
@@ -101,7 +96,6 @@ VISION: dict[str, Any] = {
     "patch_size": 4,
     "image_size": 16,
 }
-TOLERANCE = 1e-2  # of logits up to 4
 
 
 def make() -> Any:
@@ -161,16 +155,8 @@ def head_shapes() -> dict[str, tuple[int, ...]]:
     return {f"model.language_model.layers.{LAYERS}.{name}": s for name, s in shapes.items()}
 
 
-@pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
-    return write_trunk(make, tmp_path_factory.mktemp("glm") / "glm-tiny", spread)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the config's keys and the tokens of the published one."""
-    folder = tmp_path_factory.mktemp("glm") / "glm-mtp"
-    with_head(folder, trunk[0], head_shapes(), scale=0.05)
+def publish(folder: Path) -> None:
+    """Write the config's keys and the tokens of the published one."""
     change(folder, inside="text_config", **PUBLISHED)
     renamed = dict(
         zip(
@@ -189,22 +175,62 @@ def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for old, new in renamed.items():
         settings = settings.replace(old, new)
     (folder / "tokenizer_config.json").write_text(settings, encoding="utf-8")
-    return folder
 
 
-@pytest.fixture(scope="module")
-def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("glm") / "whole.gguf"
-    text = succeed("convert", checkpoint, "--quant", "BF16", "-o", out)
-    assert "MTP head in block 5, for a llama.cpp that drafts with glm5-next" in text
-    return out
+FAMILY = Family(
+    make,
+    spread,
+    head_shapes(),
+    tolerance=1e-2,  # of logits up to 4
+    said="MTP head in block 5, for a llama.cpp that drafts with glm5-next",
+    in_f16="blk.5.attn_q_b.weight",
+    scale=0.05,
+    publish=publish,
+    inside="text_config",
+    drafts=False,
+    refused=[
+        ({"qk_rope_head_dim": 8}, "qk_rope_head_dim: expected 0, as llama.cpp rotates no part"),
+        ({"hc_mult": 2}, "hc_mult: expected 4, as in llama.cpp, found 2"),
+        ({"mhc": False}, "mhc: expected true"),
+        ({"attention_bias": True}, "attention_bias: expected false, as in llama.cpp"),
+        ({"scoring_func": "softmax"}, "scoring_func: expected sigmoid, as in llama.cpp"),
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers"),
+        ({"linear_attn_config": {"num_heads": 2}}, "num_heads: expected num_attention_heads (4)"),
+        ({"linear_attn_config": 3}, "linear_attn_config: expected an object, found 3"),
+        ({"index_topk": 10}, "index_topk: expected a multiple of index_kpool (4), found 10"),
+        (
+            {"layer_types": KINDS[1:]},
+            "layer_types: expected 5 entries (num_hidden_layers)",
+        ),
+        ({"layer_types": ["x", *KINDS[1:]]}, "layer_types: expected entries linear_attention and"),
+        ({"indexer_types": ["all"] * 5}, "indexer_types: expected entries full and shared"),
+        (
+            {"indexer_types": None, "index_topk_pattern": "FFX"},
+            "index_topk_pattern: expected 5 letters F and S",
+        ),
+        (
+            {"mlp_layer_types": ["sparse", "dense", *["sparse"] * 3]},
+            "mlp_layer_types: expected layers without experts before those with them",
+        ),
+        ({"norm_topk_prob": 1}, "norm_topk_prob: expected true or false, found 1"),
+        ({"v_head_dim": 20}, "kv_b_proj.weight: expected shape [176, 32] by the config, found"),
+    ],
+)
 
 
-@pytest.mark.parametrize(("options", "flags"), PARTS)
-def test_files_are_upstreams(
-    options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path
-) -> None:
-    assert differences_from_upstream(checkpoint, options, flags, tmp_path) == []
+class TestFamily(FamilyTests, UpstreamTests):
+    pass
+
+
+def test_what_the_file_tools_say(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
+    head, small = tmp_path / "head.gguf", tmp_path / "small.gguf"
+    said = succeed("doctor", whole)
+    assert "has no MTP graph of glm5-next; a newer llama-server drafts with it" in said
+    assert "nextn.eh_proj" in succeed("list-tensors", whole, "--mtp")
+    succeed("extract", whole, "-o", head)
+    assert "blk.5.attn_k_b.weight" in describe(head).tensors
+    succeed("convert", checkpoint, "--fastmtp", 300, "--fastmtp-layout", "ids", "-o", small)
+    assert "300 tokens" in succeed("fastmtp", "show", small)
 
 
 def test_a_quantized_trunk_is_upstreams(checkpoint: Path, tmp_path: Path) -> None:
@@ -216,31 +242,6 @@ def test_a_quantized_trunk_is_upstreams(checkpoint: Path, tmp_path: Path) -> Non
     shape = f"{CONV}, 1, {HEADS * LINEAR_HEAD}"  # llama-quantize drops a last dimension of 1
     expected = [f"{name}: expected [{shape}], found [{shape}, 1]" for name in kernels]
     assert sorted(file_differences(theirs, out)) == sorted(expected)
-
-
-def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
-    check_logits(trunk, tmp_path, TOLERANCE)
-
-
-def test_a_mix_and_a_graft(trunk: Trunk, checkpoint: Path, whole: Path, tmp_path: Path) -> None:
-    base, mixed, grafted, joined, head = (tmp_path / f"{name}.gguf" for name in "abcde")
-    succeed("convert", checkpoint, "--quant", "Q4_K_M", "--mtp-f16", "-o", mixed)
-    assert describe(mixed).tensors["blk.5.attn_q_b.weight"].type == "F16"
-    said = succeed("doctor", mixed)
-    assert "has no MTP graph of glm5-next; a newer llama-server drafts with it" in said
-    assert "can draft" in succeed("doctor", checkpoint)
-    assert "nextn.eh_proj" in succeed("list-tensors", whole, "--mtp")
-    succeed("strip", whole, "-o", base)
-    succeed("graft", base, "--from", checkpoint, "--mtp-type", "BF16", "-o", grafted)
-    assert file_differences(whole, grafted) == []
-    assert "error" not in succeed("compare", grafted, checkpoint, "--all")
-    succeed("convert", trunk[0], "--from", checkpoint, "--quant", "BF16", "-o", joined)
-    assert describe(joined).tensors == describe(whole).tensors
-    succeed("extract", whole, "-o", head)
-    assert "blk.5.attn_k_b.weight" in describe(head).tensors
-    small = tmp_path / "small.gguf"
-    succeed("convert", checkpoint, "--fastmtp", 300, "--fastmtp-layout", "ids", "-o", small)
-    assert "300 tokens" in succeed("fastmtp", "show", small)
 
 
 def test_a_newer_server_drafts_with_the_file_itself(whole: Path, tmp_path: Path) -> None:
@@ -326,42 +327,6 @@ def test_keys_are_transposed_for_each_head(
     for head in range(HEADS):
         np.testing.assert_array_equal(found["blk.1.attn_k_b.weight"][head], both[head, :KEY].T)
         np.testing.assert_array_equal(found["blk.1.attn_v_b.weight"][head], both[head, KEY:])
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"qk_rope_head_dim": 8}, "qk_rope_head_dim: expected 0, as llama.cpp rotates no part"),
-        ({"hc_mult": 2}, "hc_mult: expected 4, as in llama.cpp, found 2"),
-        ({"mhc": False}, "mhc: expected true"),
-        ({"attention_bias": True}, "attention_bias: expected false, as in llama.cpp"),
-        ({"scoring_func": "softmax"}, "scoring_func: expected sigmoid, as in llama.cpp"),
-        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers"),
-        ({"linear_attn_config": {"num_heads": 2}}, "num_heads: expected num_attention_heads (4)"),
-        ({"linear_attn_config": 3}, "linear_attn_config: expected an object, found 3"),
-        ({"index_topk": 10}, "index_topk: expected a multiple of index_kpool (4), found 10"),
-        (
-            {"layer_types": KINDS[1:]},
-            "layer_types: expected 5 entries (num_hidden_layers)",
-        ),
-        ({"layer_types": ["x", *KINDS[1:]]}, "layer_types: expected entries linear_attention and"),
-        ({"indexer_types": ["all"] * 5}, "indexer_types: expected entries full and shared"),
-        (
-            {"indexer_types": None, "index_topk_pattern": "FFX"},
-            "index_topk_pattern: expected 5 letters F and S",
-        ),
-        (
-            {"mlp_layer_types": ["sparse", "dense", *["sparse"] * 3]},
-            "mlp_layer_types: expected layers without experts before those with them",
-        ),
-        ({"norm_topk_prob": 1}, "norm_topk_prob: expected true or false, found 1"),
-        ({"v_head_dim": 20}, "kv_b_proj.weight: expected shape [176, 32] by the config, found"),
-    ],
-)
-def test_configs_that_llama_cpp_has_no_model_for(
-    keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
-) -> None:
-    check_refused(checkpoint, tmp_path, said, inside="text_config", **keys)
 
 
 def test_a_layer_without_its_indexer(checkpoint: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +17,22 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from support.commands import invoke, refused, succeed
-from support.gguf_files import value_of
 from support.upstream.compare import file_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
 from support.upstream.families import (
-    PARTS,
+    NEEDS_TRANSFORMERS,
+    Family,
+    FamilyTests,
     Trunk,
+    UpstreamTests,
     change,
-    check_drafts,
-    check_logits,
-    check_refused,
-    differences_from_upstream,
     save,
     tensors_of,
-    with_head,
-    write_trunk,
 )
 
-pytestmark = [
-    pytest.mark.upstream,
-    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
-]
+pytestmark = NEEDS_TRANSFORMERS
 
-ARCH = "mimo2"
 WIDTH, FFN, LAYERS, HEADS, KEY, VALUE, MTP = 64, 96, 4, 8, 32, 16, 3
 WINDOWS = [0, 1, 1, 0]
 KV_HEADS = (4, 8)  # transformers has twice as many in layers with a window
@@ -74,7 +65,6 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 5,
 }
 ROPE: dict[str, Any] = {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5}
-TOLERANCE = 8e-3  # of logits up to 4; a window of one token less shows as 0.5
 
 
 def make() -> Any:
@@ -117,35 +107,50 @@ HEAD = {  # of a layer, under the names of the published ones
 }
 
 
-@pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
-    return write_trunk(make, tmp_path_factory.mktemp("mimo") / "mimo-tiny", spread)
-
-
-@pytest.fixture(scope="module")
-def split(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a head, and a config that upstream reads.
+def publish(folder: Path) -> None:
+    """Write a config that upstream reads.
 
     It reads that of a `mimo_v2_flash` through transformers, which renames what it needs.
     """
-    folder = tmp_path_factory.mktemp("mimo") / "mimo-split"
-    with_head(
-        folder,
-        trunk[0],
-        {f"model.mtp.layers.{i}.{n}": shape for i in range(MTP) for n, shape in HEAD.items()},
-    )
     named: dict[str, Any] = {"model_type": "mimo_v2", "architectures": ["MiMoV2ForCausalLM"]}
     change(folder, rope_parameters=None, **ROPE, **named)
-    return folder
+
+
+FAMILY = Family(
+    make,
+    spread,
+    {f"model.mtp.layers.{i}.{n}": shape for i in range(MTP) for n, shape in HEAD.items()},
+    tolerance=8e-3,  # of logits up to 4; a window of one token less shows as 0.5
+    said="MTP head in blocks 4 to 6",
+    in_f16="blk.6.attn_qkv.weight",
+    publish=publish,
+    refused=[
+        ({"swa_head_dim": 64}, "swa_head_dim: expected head_dim (32), as in llama.cpp, found 64"),
+        ({"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern: expected 4 entries"),
+        ({"hybrid_layer_pattern": [0, 1, 2, 0]}, "hybrid_layer_pattern: expected entries 0 and 1"),
+        ({"topk_method": "greedy"}, "topk_method: expected noaux_tc, as in llama.cpp"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor: expected 1"),
+        ({"n_shared_experts": 1}, "n_shared_experts: expected none, as in llama.cpp, found 1"),
+        ({"norm_topk_prob": False}, "norm_topk_prob: expected true, as llama.cpp normalizes"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type: expected default, found 'yarn'"),
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2, but the checkpoint has"),
+        ({"v_head_dim": 24, "swa_v_head_dim": 24}, "by the config, found"),
+        ({"scoring_func": "softmax"}, "scoring_func: expected sigmoid, as in llama.cpp"),
+    ],
+)
+
+
+class TestFamily(FamilyTests, UpstreamTests):
+    pass
 
 
 @pytest.fixture(scope="module")
-def fused(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fused(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with queries, keys and values in one tensor, as in MiMo-V2.5."""
     import torch  # noqa: PLC0415
 
     folder = tmp_path_factory.mktemp("mimo") / "mimo-fused"
-    shutil.copytree(split, folder)
+    shutil.copytree(checkpoint, folder)
     tensors = tensors_of(folder)
     for name in [name for name in tensors if name.endswith("q_proj.weight")]:
         parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
@@ -155,25 +160,15 @@ def fused(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(split: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("mimo") / "whole.gguf"
-    text = succeed("convert", split, "--quant", "BF16", "-o", out)
-    assert "MTP head in blocks 4 to 6" in text
-    return out
+def published(fused: Path) -> Path:
+    return fused
 
 
-@pytest.mark.parametrize(("options", "flags"), PARTS)
-def test_files_are_upstreams(
-    options: tuple[str, ...], flags: tuple[str, ...], fused: Path, tmp_path: Path
-) -> None:
-    assert differences_from_upstream(fused, options, flags, tmp_path) == []
-
-
-def test_separate_projections(split: Path, fused: Path, whole: Path, tmp_path: Path) -> None:
+def test_separate_projections(checkpoint: Path, fused: Path, whole: Path, tmp_path: Path) -> None:
     """The trunk is upstream's. Of the head upstream makes a file that llama.cpp refuses."""
     ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
-    succeed("convert", split, "--no-mtp", "--quant", "BF16", "-o", ours)
-    assert file_differences(convert(split, theirs, "bf16", ("--no-mtp",)), ours) == []
+    succeed("convert", checkpoint, "--no-mtp", "--quant", "BF16", "-o", ours)
+    assert file_differences(convert(checkpoint, theirs, "bf16", ("--no-mtp",)), ours) == []
     succeed("convert", fused, "--quant", "BF16", "-o", tmp_path / "fused.gguf")
     heads = [
         {name: t for name, t in describe(path).tensors.items() if name >= "blk.4."}
@@ -249,63 +244,12 @@ def in_fp8(tensors: dict[str, Any], devices: int) -> Iterator[tuple[str, Any]]:
             yield name, values
 
 
-def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
-    check_logits(trunk, tmp_path, TOLERANCE)
-
-
-def test_llama_cpp_drafts_with_it(whole: Path, tmp_path: Path) -> None:
-    check_drafts(whole, tmp_path)
-
-
-def test_a_mix_and_a_graft(split: Path, whole: Path, tmp_path: Path) -> None:
-    trunk, mixed, grafted = (tmp_path / f"{name}.gguf" for name in ("trunk", "mixed", "grafted"))
-    succeed("convert", split, "--quant", "Q4_K_M", "--mtp-f16", "-o", mixed)
-    types = {name: t.type for name, t in describe(mixed).tensors.items()}
-    assert types["blk.6.attn_qkv.weight"] == "F16"
-    assert types["blk.3.attn_q.weight"] == "Q5_0"  # whose blocks divide the rows of 64
-    assert "can draft" in succeed("doctor", mixed)
-    succeed("strip", whole, "-o", trunk)
-    succeed("graft", trunk, "--from", split, "--mtp-type", "BF16", "-o", grafted)
-    assert file_differences(whole, grafted) == []
-    assert "error" not in succeed("compare", grafted, split, "--all")
-
-
-def test_a_head_from_another_checkpoint(
-    trunk: Trunk, split: Path, whole: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.gguf"
-    succeed("convert", trunk[0], "--from", split, "--quant", "BF16", "-o", out)
-    ours, expected = describe(out), describe(whole)
-    assert ours.tensors == expected.tensors
-    assert value_of(out, f"{ARCH}.nextn_predict_layers") == MTP
-
-
-def test_vocabularies_are_for_our_own_drafting(split: Path, tmp_path: Path) -> None:
+def test_vocabularies_are_for_our_own_drafting(checkpoint: Path, tmp_path: Path) -> None:
     words = ("--fastmtp: draft vocabularies are for", "found mimo2, which drafts over the whole")
-    refused(tmp_path, "convert", split, "--fastmtp", "512", "-o", tmp_path / "x.gguf", words=words)
-    assert "--fastmtp" not in succeed("doctor", split)
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"swa_head_dim": 64}, "swa_head_dim: expected head_dim (32), as in llama.cpp, found 64"),
-        ({"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern: expected 4 entries"),
-        ({"hybrid_layer_pattern": [0, 1, 2, 0]}, "hybrid_layer_pattern: expected entries 0 and 1"),
-        ({"topk_method": "greedy"}, "topk_method: expected noaux_tc, as in llama.cpp"),
-        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor: expected 1"),
-        ({"n_shared_experts": 1}, "n_shared_experts: expected none, as in llama.cpp, found 1"),
-        ({"norm_topk_prob": False}, "norm_topk_prob: expected true, as llama.cpp normalizes"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type: expected default, found 'yarn'"),
-        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2, but the checkpoint has"),
-        ({"v_head_dim": 24, "swa_v_head_dim": 24}, "by the config, found"),
-        ({"scoring_func": "softmax"}, "scoring_func: expected sigmoid, as in llama.cpp"),
-    ],
-)
-def test_configs_that_llama_cpp_has_no_model_for(
-    keys: dict[str, Any], said: str, split: Path, tmp_path: Path
-) -> None:
-    check_refused(split, tmp_path, said, **keys)
+    refused(
+        tmp_path, "convert", checkpoint, "--fastmtp", "512", "-o", tmp_path / "x.gguf", words=words
+    )
+    assert "--fastmtp" not in succeed("doctor", checkpoint)
 
 
 def test_a_head_that_the_config_promises(trunk: Trunk, tmp_path: Path) -> None:

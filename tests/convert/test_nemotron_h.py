@@ -5,30 +5,11 @@ Compared with the pinned llama.cpp's converter and with transformers' logits.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import pytest
+from support.upstream.families import NEEDS_TRANSFORMERS, Family, FamilyTests, UpstreamTests
 
-from support.commands import succeed
-from support.upstream.compare import file_differences
-from support.upstream.describe import describe
-from support.upstream.families import (
-    PARTS,
-    Trunk,
-    check_drafts,
-    check_logits,
-    check_refused,
-    differences_from_upstream,
-    with_head,
-    write_trunk,
-)
-
-pytestmark = [
-    pytest.mark.upstream,
-    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
-]
+pytestmark = NEEDS_TRANSFORMERS
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, LATENT = 64, 4, 2, 32, 4, 32
 EXPERT_FFN, SHARED_FFN = 48, 80
@@ -56,7 +37,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
     "eos_token_id": 5,
 }
-TOLERANCE = 1e-2  # of logits up to 4
 
 
 def make() -> Any:
@@ -99,59 +79,15 @@ HEAD = {  # its two layers, under the names of the published ones
 }
 
 
-@pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
-    return write_trunk(make, tmp_path_factory.mktemp("nemotron") / "nemotron-tiny", spread)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("nemotron") / "nemotron-mtp"
-    return with_head(folder, trunk[0], {f"mtp.layers.{n}": shape for n, shape in HEAD.items()})
-
-
-@pytest.fixture(scope="module")
-def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("nemotron") / "whole.gguf"
-    text = succeed("convert", checkpoint, "--quant", "BF16", "-o", out)
-    assert "can draft: MTP head in block 5" in text
-    return out
-
-
-@pytest.mark.parametrize(("options", "flags"), PARTS)
-def test_files_are_upstreams(
-    options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path
-) -> None:
-    of_head = [] if "--no-mtp" in flags else ["blk.5.ffn_gate_inp.weight: expected BF16, found F32"]
-    found = differences_from_upstream(checkpoint, options, flags, tmp_path)
-    assert found == of_head  # upstream has F32 for those of the trunk
-
-
-def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
-    check_logits(trunk, tmp_path, TOLERANCE)
-
-
-def test_llama_cpp_drafts_with_it(whole: Path, tmp_path: Path) -> None:
-    check_drafts(whole, tmp_path)
-
-
-def test_a_mix_and_a_graft(trunk: Trunk, checkpoint: Path, whole: Path, tmp_path: Path) -> None:
-    base, mixed, grafted, joined = (tmp_path / f"{name}.gguf" for name in "abcd")
-    succeed("convert", checkpoint, "--quant", "Q4_K_M", "--mtp-f16", "-o", mixed)
-    assert describe(mixed).tensors["blk.5.attn_q.weight"].type == "F16"
-    assert "can draft" in succeed("doctor", mixed)
-    assert "can draft" in succeed("doctor", checkpoint)
-    succeed("strip", whole, "-o", base)
-    succeed("graft", base, "--from", checkpoint, "--mtp-type", "BF16", "-o", grafted)
-    assert file_differences(whole, grafted) == []
-    assert "error" not in succeed("compare", grafted, checkpoint, "--all")
-    succeed("convert", trunk[0], "--from", checkpoint, "--quant", "BF16", "-o", joined)
-    assert describe(joined).tensors == describe(whole).tensors
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
+FAMILY = Family(
+    make,
+    spread,
+    {f"mtp.layers.{name}": shape for name, shape in HEAD.items()},
+    tolerance=1e-2,  # of logits up to 4
+    said="can draft: MTP head in block 5",
+    in_f16="blk.5.attn_q.weight",
+    known=("blk.5.ffn_gate_inp.weight: expected BF16, found F32",),  # F32 in upstream's trunk
+    refused=[
         (
             {"layers_block_type": [*KINDS[:-1], "mlp"]},
             "layers_block_type: expected layers of Mamba",
@@ -166,7 +102,7 @@ def test_a_mix_and_a_graft(trunk: Trunk, checkpoint: Path, whole: Path, tmp_path
         ({"attention_bias": True}, "attention_bias: expected false, found True"),
     ],
 )
-def test_configs_that_llama_cpp_has_no_model_for(
-    keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
-) -> None:
-    check_refused(checkpoint, tmp_path, said, **keys)
+
+
+class TestFamily(FamilyTests, UpstreamTests):
+    pass

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,16 @@ from support.upstream.compare import metadata_differences, tensor_differences
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import Description, describe
 from support.upstream.families import (
+    NEEDS_TRANSFORMERS,
+    Family,
+    FamilyTests,
     Trunk,
-    check_logits,
-    check_refused,
     save,
     tensors_of,
     with_head,
-    write_trunk,
 )
 
-pytestmark = [
-    pytest.mark.upstream,
-    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
-]
+pytestmark = NEEDS_TRANSFORMERS
 
 ARCH = "qwen4exp"
 WIDTH, STREAMS, RANK, LAYERS = 64, 4, 8, 4
@@ -81,7 +77,6 @@ SIZES: dict[str, Any] = {
         "mrope_interleaved": True,
     },
 }
-TOLERANCE = 2e-3  # of logits up to 1.6; a wrong norm, order or constant shows as 0.05 to 1
 # Upstream reads the config through transformers, which renames full attention to indexed attention.
 # Then upstream finds no layer of the trunk that has an indexer.
 RATIOS = f"{ARCH}.attention.compress_ratios"
@@ -113,10 +108,47 @@ HEAD = {  # beside its layer, under the names of the published one; transformers
 }
 
 
-@pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
-    folder = tmp_path_factory.mktemp("flash-next") / "flash-next-tiny"
-    return write_trunk(make, folder, spread)
+def differences(expected: Path, found: Path) -> list[str]:
+    """Differences between two files, but for RATIOS and dimensions of 1, which ggml drops."""
+    ours, theirs = (_plain(describe(path)) for path in (found, expected))
+    return [
+        *tensor_differences(theirs.tensors, ours.tensors, order=False),
+        *metadata_differences(theirs, ours, allowed=(RATIOS,)),
+    ]
+
+
+def _plain(found: Description) -> Description:
+    tensors = {n: replace(t, shape=plain_shape(t.shape)) for n, t in found.tensors.items()}
+    return replace(found, tensors=tensors)
+
+
+FAMILY = Family(
+    make,
+    spread,
+    {},  # the fixture `checkpoint` adds it
+    tolerance=2e-3,  # of logits up to 1.6; a wrong norm, order or constant shows as 0.05 to 1
+    said="MTP head in block 4, for a llama.cpp that drafts with qwen4exp",
+    in_f16="blk.4.attn_q.weight",
+    drafts=False,
+    differences=differences,
+    refused=[
+        ({"ple_layer_ids": [1, 2]}, "ple_layer_ids: expected a list of one layer from 1 to 4"),
+        ({"ple_layer_ids": [4]}, "ple_layer_ids: expected a layer with linear attention, found 4"),
+        ({"output_gate_type": "silu"}, "output_gate_type: expected sigmoid, as in llama.cpp"),
+        ({"norm_topk_prob": False}, "norm_topk_prob: expected true, as llama.cpp normalizes"),
+        ({"indexer_kv_heads": 2}, "indexer_kv_heads: expected 1, as in llama.cpp, found 2"),
+        ({"indexer_budget": 63}, "indexer_budget: expected a multiple of indexer_compress_ratio"),
+        ({"ple_embed_dim": 62}, "ple_embed_dim: expected a multiple of 4 n-gram heads, found 62"),
+        ({"eos_token_id": []}, "eos_token_id: expected a token, at which the n-grams begin anew"),
+        ({"hc_count": 1}, "hc_count: expected a whole number from 2"),
+        ({"split_ngram_parts": 5}, "shard_4.weight: expected rows of 16 by the config, found no"),
+        ({"split_ngram_parts": 3}, "split_ngram_parts: expected parts of 184 to 2147483647 rows"),
+    ],
+)
+
+
+class TestFamily(FamilyTests):
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -130,28 +162,6 @@ def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
     head = {f"mtp.{name}": shape for name, shape in (HEAD | layer).items()}
     folder = tmp_path_factory.mktemp("flash-next") / "flash-next-mtp"
     return with_head(folder, trunk[0], head, scale=0.05)
-
-
-@pytest.fixture(scope="module")
-def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("flash-next") / "whole.gguf"
-    text = succeed("convert", checkpoint, "--quant", "BF16", "-o", out)
-    assert "MTP head in block 4, for a llama.cpp that drafts with qwen4exp" in text
-    return out
-
-
-def differences(expected: Path, found: Path) -> list[str]:
-    """Differences between two files, but for RATIOS and dimensions of 1, which ggml drops."""
-    ours, theirs = (_plain(describe(path)) for path in (found, expected))
-    return [
-        *tensor_differences(theirs.tensors, ours.tensors, order=False),
-        *metadata_differences(theirs, ours, allowed=(RATIOS,)),
-    ]
-
-
-def _plain(found: Description) -> Description:
-    tensors = {n: replace(t, shape=plain_shape(t.shape)) for n, t in found.tensors.items()}
-    return replace(found, tensors=tensors)
 
 
 def test_the_trunk_is_upstreams(checkpoint: Path, tmp_path: Path) -> None:
@@ -196,15 +206,10 @@ def test_the_head_is_that_of_the_checkpoint(checkpoint: Path, whole: Path) -> No
     assert np.array_equal(np.concatenate(parts), both)
 
 
-def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
-    check_logits(trunk, tmp_path, TOLERANCE)
-
-
-def test_a_mix(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_mix_of_the_trunk(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "mix.gguf"
     succeed("convert", checkpoint, "--no-mtp", "--quant", "Q4_K_M", "-o", out)
     assert llama_cpp.Llama(str(out), n_ctx=64, verbose=False).n_vocab() == SIZES["vocab_size"]
-    succeed("convert", checkpoint, "--quant", "Q4_K_M", "--mtp-f16", "-o", tmp_path / "x.gguf")
 
 
 def test_graft_from_the_checkpoint(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
@@ -221,28 +226,6 @@ def change_tensor(folder: Path, name: str, changed: Callable[[Any], Any]) -> Non
     full = f"model.layers.1.ple.ple_embedding.{name}"
     tensors[full] = changed(tensors[full])
     save(folder, {n: t for n, t in tensors.items() if t is not None})
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"ple_layer_ids": [1, 2]}, "ple_layer_ids: expected a list of one layer from 1 to 4"),
-        ({"ple_layer_ids": [4]}, "ple_layer_ids: expected a layer with linear attention, found 4"),
-        ({"output_gate_type": "silu"}, "output_gate_type: expected sigmoid, as in llama.cpp"),
-        ({"norm_topk_prob": False}, "norm_topk_prob: expected true, as llama.cpp normalizes"),
-        ({"indexer_kv_heads": 2}, "indexer_kv_heads: expected 1, as in llama.cpp, found 2"),
-        ({"indexer_budget": 63}, "indexer_budget: expected a multiple of indexer_compress_ratio"),
-        ({"ple_embed_dim": 62}, "ple_embed_dim: expected a multiple of 4 n-gram heads, found 62"),
-        ({"eos_token_id": []}, "eos_token_id: expected a token, at which the n-grams begin anew"),
-        ({"hc_count": 1}, "hc_count: expected a whole number from 2"),
-        ({"split_ngram_parts": 5}, "shard_4.weight: expected rows of 16 by the config, found no"),
-        ({"split_ngram_parts": 3}, "split_ngram_parts: expected parts of 184 to 2147483647 rows"),
-    ],
-)
-def test_configs_that_llama_cpp_has_no_model_for(
-    keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
-) -> None:
-    check_refused(checkpoint, tmp_path, said, **keys)
 
 
 @pytest.mark.parametrize(

@@ -8,35 +8,26 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from gguf import GGUFReader
 
 from support.commands import refused, succeed
 from support.upstream.compare import metadata_differences, tensor_differences
-from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
 from support.upstream.families import (
-    PARTS,
+    NEEDS_TRANSFORMERS,
+    Family,
+    FamilyTests,
     Trunk,
-    change,
-    check_drafts,
-    check_logits,
-    check_refused,
+    UpstreamTests,
     save,
     tensors_of,
-    with_head,
-    write_trunk,
 )
 
-pytestmark = [
-    pytest.mark.upstream,
-    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
-]
+pytestmark = NEEDS_TRANSFORMERS
 
 WIDTH, FFN, LAYERS, HEAD_DIM, MTP, VOCAB, EXPERTS = 64, 96, 4, 32, 3, 1024, 4
 HEADS, WINDOW_HEADS, KV_HEADS = 2, 4, 2
@@ -94,7 +85,6 @@ PUBLISHED = {
     "model_type": "step",  # upstream reads a known one through transformers, which renames keys
     "text_config": TEXT_CONFIG,
 }
-TOLERANCE = 1e-2  # of logits up to 4
 
 
 def make() -> Any:
@@ -153,35 +143,6 @@ HEAD = {  # of a layer, under the names of the published ones
 }
 
 
-@pytest.fixture(scope="module")
-def trunk(tmp_path_factory: pytest.TempPathFactory) -> Trunk:
-    return write_trunk(make, tmp_path_factory.mktemp("step") / "step-tiny", spread)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a head and a published config, without the vision tower."""
-    folder = tmp_path_factory.mktemp("step") / "step-mtp"
-    head = {
-        f"model.layers.{LAYERS + i}.{name}": shape
-        for i in range(MTP)
-        for name, shape in HEAD.items()
-    }
-    with_head(folder, trunk[0], head)
-    towers = ("vision_model.", "vit_large_projector.")
-    save(folder, {n: t for n, t in tensors_of(folder).items() if not n.startswith(towers)})
-    (folder / "config.json").write_text(json.dumps(PUBLISHED), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def whole(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("step") / "whole.gguf"
-    text = succeed("convert", checkpoint, "--quant", "BF16", "-o", out)
-    assert "MTP head in blocks 4 to 6" in text
-    return out
-
-
 def differences(expected: Path, found: Path) -> list[str]:
     """Differences between two files. The factors of the rotation may differ by their rounding."""
     ours, theirs = describe(found), describe(expected)
@@ -202,58 +163,30 @@ def differences(expected: Path, found: Path) -> list[str]:
     ]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("options", "flags"), PARTS)
-def test_files_are_upstreams(
-    options: tuple[str, ...], flags: tuple[str, ...], checkpoint: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "ours.gguf"
-    succeed("convert", checkpoint, *options, "--quant", "BF16", "-o", out)
-    assert differences(convert(checkpoint, tmp_path / "theirs.gguf", "bf16", flags), out) == []
+def publish(folder: Path) -> None:
+    """Leave out the vision tower, and write a published config."""
+    towers = ("vision_model.", "vit_large_projector.")
+    save(folder, {n: t for n, t in tensors_of(folder).items() if not n.startswith(towers)})
+    (folder / "config.json").write_text(json.dumps(PUBLISHED), encoding="utf-8")
 
 
-def test_logits_are_those_of_transformers(trunk: Trunk, tmp_path: Path) -> None:
-    said = check_logits(trunk, tmp_path, TOLERANCE)
-    assert "source tensors skipped: vision and audio towers" in said
-
-
-def test_both_names_of_config_keys(
-    trunk: Trunk, checkpoint: Path, whole: Path, tmp_path: Path
-) -> None:
-    """The same model with transformers' config, which knows no head, and its head by `--from`."""
-    out, folder = tmp_path / "out.gguf", tmp_path / "model"
-    shutil.copytree(trunk[0], folder)
-    change(folder, inside="text_config", num_nextn_predict_layers=0)
-    succeed("convert", folder, "--from", checkpoint, "--quant", "BF16", "-o", out)
-    named = [d for d in differences(whole, out) if not d.startswith("general.")]
-    assert named == []
-
-
-def test_llama_cpp_drafts_with_it(whole: Path, tmp_path: Path) -> None:
-    check_drafts(whole, tmp_path)
-
-
-def test_a_mix_and_a_graft(checkpoint: Path, whole: Path, tmp_path: Path) -> None:
-    base, mixed, grafted = (tmp_path / f"{name}.gguf" for name in ("base", "mixed", "grafted"))
-    options = ("--quant", "Q4_K_M", "--mtp-f16", "--fastmtp", "512")
-    text = succeed("convert", checkpoint, *options, "-o", mixed)
-    assert "FastMTP 512 tokens, layout ids" in text
-    assert describe(mixed).tensors["blk.6.attn_q.weight"].type == "F16"
-    assert "can draft" in succeed("doctor", mixed)
-    succeed("strip", whole, "-o", base)
-    succeed("graft", base, "--from", checkpoint, "--mtp-type", "BF16", "--no-check", "-o", grafted)
-    assert differences(whole, grafted) == []
-    words = ("expected layout ids for step35",)
-    refused(
-        *(tmp_path, "convert", checkpoint, "--fastmtp", "512", "--fastmtp-layout", "table"),
-        *("-o", tmp_path / "x.gguf"),
-        words=words,
-    )
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
+FAMILY = Family(
+    make,
+    spread,
+    {
+        f"model.layers.{LAYERS + i}.{name}": shape
+        for i in range(MTP)
+        for name, shape in HEAD.items()
+    },
+    tolerance=1e-2,  # of logits up to 4
+    said="MTP head in blocks 4 to 6",
+    in_f16="blk.6.attn_q.weight",
+    publish=publish,
+    inside="text_config",
+    joined={"num_nextn_predict_layers": 0},
+    compared=("--filter", "blk"),  # no checkpoint has rope_freqs
+    differences=differences,
+    refused=[
         ({"layer_types": KINDS[:2]}, "layer_types: expected at least 4 entries"),
         ({"layer_types": ["linear"] * 7}, "layer_types: expected entries full_attention and"),
         ({"partial_rotary_factors": [1.0] * 7}, "partial_rotary_factors: expected 0.5, and 1 with"),
@@ -272,10 +205,24 @@ def test_a_mix_and_a_graft(checkpoint: Path, whole: Path, tmp_path: Path) -> Non
         ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2, but the checkpoint has"),
     ],
 )
-def test_configs_that_llama_cpp_has_no_model_for(
-    keys: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
-) -> None:
-    check_refused(checkpoint, tmp_path, said, inside="text_config", **keys)
+
+
+class TestFamily(FamilyTests, UpstreamTests):
+    pass
+
+
+def test_towers_are_skipped(trunk: Trunk, tmp_path: Path) -> None:
+    said = succeed("convert", trunk[0], "--no-mtp", "-o", tmp_path / "x.gguf")
+    assert "source tensors skipped: vision and audio towers" in said
+
+
+def test_layouts_of_draft_vocabularies(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.gguf"
+    layout = ("--fastmtp-layout", "table", "-o", out)
+    words = ("expected layout ids for step35",)
+    refused(tmp_path, "convert", checkpoint, "--fastmtp", "512", *layout, words=words)
+    said = succeed("convert", checkpoint, "--fastmtp", "512", "-o", out)
+    assert "FastMTP 512 tokens, layout ids" in said
 
 
 def test_a_head_that_is_incomplete(checkpoint: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from signal import SIGINT, SIGKILL
 from socket import SO_LINGER, SOL_SOCKET
 from struct import pack
-from threading import Event, Lock
+from threading import Condition, Event
 from time import sleep
 
 import numpy as np
@@ -42,6 +42,7 @@ from support.hub_server import Hub
 from support.models import Models
 from support.quantized_layouts import LAYOUTS
 from support.range_server import Behaviour, Handler, Web
+from support.serving import PATIENCE
 
 MODEL = "somebody/Tiny-3.5"
 SHARDED = replace(TINY, name="sharded", layers=4, shards=12)
@@ -187,15 +188,18 @@ def test_readers_of_a_process_share_the_connections(models: Models) -> None:
     path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     size = path.stat().st_size
     assert size > read_ahead.CONNECTIONS * CHUNK
-    lock, active, most = Lock(), 0, 0
+    changed, active, most = Condition(), 0, 0
 
     def count(handler: Handler) -> bool:
         nonlocal active, most
-        with lock:
+        with changed:
             active += 1
             most = max(most, active)
-        sleep(0.05)  # as long as all connections take to ask
-        with lock:
+            changed.notify_all()
+            all_ask = changed.wait_for(lambda: most >= read_ahead.CONNECTIONS, PATIENCE)
+        assert all_ask
+        sleep(0.05)  # in which one more could ask
+        with changed:
             active -= 1
         return handler.give()
 

@@ -47,7 +47,7 @@ def test_fuzz(name: str, tmp_path: Path) -> None:
             str(script),
             name,
             f"-max_total_time={SECONDS}",
-            "-timeout=5",
+            "-timeout=60",
             "-rss_limit_mb=4096",
             f"-artifact_prefix={tmp_path}/",
             "-print_final_stats=1",

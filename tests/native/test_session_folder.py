@@ -242,7 +242,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
             job = pool.submit(folder.write, ones(1), b"x", {})
             time.sleep(0.3)
             assert not job.done()
-        assert job.result(timeout=10) in files(tmp_path)
+        assert job.result() in files(tmp_path)
 
 
 def test_the_longest_is_found(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from mtp_gguf.server.build import TARGETS, cmake_options
 from mtp_gguf.server.patches import APPLIES, CONFLICTS, SUPERSEDED, Addition, apply, fit
 from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
 from support.commands import check_refusal, invoke, spawn
+from support.serving import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PATCH = Addition(
@@ -278,14 +279,14 @@ def test_failing_shows_the_end_of_the_log(
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def built_in_the_end(machine: Machine) -> bool:
     """Build, once the killed processes are gone and their lock with them."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if machine.build().exit_code == 0:
             return True
@@ -317,7 +318,7 @@ def test_an_interrupted_build_is_resumed_and_never_used(
         check_refusal(*failed(machine.build()), "another process")
         check_refusal(*failed(invoke("build-server", "--clean")), "another process")
         os.killpg(process.pid, number)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=PATIENCE)
     if number == signal.SIGKILL:
         os.killpg(int(mark.read_text()), number)
     else:
@@ -387,9 +388,9 @@ def test_a_signal_to_us_alone_ends_the_compilers(
         wait_for(mark)
         compiler = psutil.Process(int(mark.read_text()))
         process.send_signal(getattr(signal, name))
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=PATIENCE)
     assert stderr.splitlines()[-1].startswith("mtp-gguf: interrupted")
-    compiler.wait(timeout=5)  # until init has noticed, too
+    compiler.wait(timeout=PATIENCE)  # until init has noticed, too
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -412,10 +413,10 @@ def test_a_signal_to_an_install_ends_the_compilers(
         wait_for(mark)
         compiler = psutil.Process(int(mark.read_text()))
         process.send_signal(getattr(signal, name))
-        stdout, _ = process.communicate(timeout=20)
+        stdout, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert stdout.splitlines()[-1].startswith("mtp-gguf: interrupted")
-    compiler.wait(timeout=5)
+    compiler.wait(timeout=PATIENCE)
 
 
 def test_a_build_with_a_gpu_backend_is_used_before_one_without(

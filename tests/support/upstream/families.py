@@ -1,13 +1,16 @@
 """Checkpoints of other families: a trunk that transformers' own class writes, and an added head.
 
-What the tests of each family do with them alike is here. A pair of a folder and an array is a
-checkpoint without a head and transformers' logits of IDS, f32[tokens, vocabulary].
+A family's test file says what is its own in FAMILY, has the tests that every family has as a
+`class TestFamily(FamilyTests)`, and the fixtures of convert/conftest.py. A pair of a folder and an
+array is a checkpoint without a head and transformers' logits of IDS, f32[tokens, vocabulary].
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,15 @@ from support.commands import refused, succeed
 
 from .compare import file_differences
 from .convert_upstream import convert
+from .describe import describe
 from .nextn_models import drafts
 
 IDS = [5, 9, 77, 300, 5, 12, 44, 600, 601, 9, 77, 300, 17, 18, 19, 20, 21, 33, 34]
+
+NEEDS_TRANSFORMERS = [
+    pytest.mark.upstream,
+    pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
+]
 
 # Options of `convert` and of upstream's converter: the whole model, its head alone, its trunk.
 PARTS = [
@@ -33,6 +42,100 @@ PARTS = [
 ]
 
 Trunk = tuple[Path, np.ndarray[Any, np.dtype[np.float32]]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between the tests of families.
+
+    make, spread: as for `write_trunk`. head: shapes of the tensors that the published checkpoints
+    have besides, drawn with the deviation `scale`; publish: changes the copy with a head into what
+    is published. tolerance: of the logits. said: by `convert` about the whole model. in_f16: a
+    tensor of the head that --mtp-f16 stores so. refused: keys of the config, which are inside of an
+    object, and what `convert` says. joined: keys with which the trunk's config promises no head.
+    known: differences from upstream's files with a head. compared: options of `compare` with the
+    checkpoint. drafts: whether the pinned llama.cpp drafts with it. differences: between two files.
+    """
+
+    make: Callable[[], Any]
+    spread: Callable[[str], tuple[float, float] | None]
+    head: dict[str, tuple[int, ...]]
+    tolerance: float
+    said: str
+    in_f16: str
+    refused: Sequence[tuple[dict[str, Any], str]]
+    scale: float = 1
+    publish: Callable[[Path], object] = lambda _: None
+    inside: str | None = None
+    joined: dict[str, Any] = field(default_factory=dict)
+    known: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ("--all",)
+    drafts: bool = True
+    differences: Callable[[Path, Path], list[str]] = file_differences
+
+
+class UpstreamTests:
+    """Of a family that the pinned converter knows; `published` is the checkpoint that it reads."""
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize(("options", "flags"), PARTS)
+    def test_files_are_upstreams(
+        self,
+        options: tuple[str, ...],
+        flags: tuple[str, ...],
+        family: Family,
+        published: Path,
+        tmp_path: Path,
+    ) -> None:
+        ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
+        succeed("convert", published, *options, "--quant", "BF16", "-o", ours)
+        found = family.differences(convert(published, theirs, "bf16", flags), ours)
+        assert found == ([] if "--no-mtp" in flags else [*family.known])
+
+
+class FamilyTests:
+    """The tests of every family."""
+
+    def test_logits_are_those_of_transformers(
+        self, family: Family, trunk: Trunk, tmp_path: Path
+    ) -> None:
+        check_logits(trunk, tmp_path, family.tolerance)
+
+    def test_llama_cpp_drafts_with_it(self, family: Family, whole: Path, tmp_path: Path) -> None:
+        if family.drafts:
+            check_drafts(whole, tmp_path)
+
+    def test_a_mix(self, family: Family, checkpoint: Path, tmp_path: Path) -> None:
+        mixed = tmp_path / "mixed.gguf"
+        succeed("convert", checkpoint, "--quant", "Q4_K_M", "--mtp-f16", "-o", mixed)
+        assert describe(mixed).tensors[family.in_f16].type == "F16"
+        assert "can draft" in succeed("doctor", mixed)
+        assert "can draft" in succeed("doctor", checkpoint)
+
+    def test_a_graft(self, family: Family, checkpoint: Path, whole: Path, tmp_path: Path) -> None:
+        base, grafted = tmp_path / "base.gguf", tmp_path / "grafted.gguf"
+        succeed("strip", whole, "-o", base)
+        succeed("graft", base, "--from", checkpoint, "--mtp-type", "BF16", "-o", grafted)
+        assert family.differences(whole, grafted) == []
+        assert "error" not in succeed("compare", grafted, checkpoint, *family.compared)
+
+    def test_the_head_of_another_checkpoint(
+        self, family: Family, trunk: Trunk, checkpoint: Path, whole: Path, tmp_path: Path
+    ) -> None:
+        """The same model, though the trunk has the config keys of transformers."""
+        folder, out = tmp_path / "model", tmp_path / "out.gguf"
+        shutil.copytree(trunk[0], folder)
+        change(folder, inside=family.inside, **family.joined)
+        succeed("convert", folder, "--from", checkpoint, "--quant", "BF16", "-o", out)
+        found = family.differences(whole, out)
+        own = ("general.", "tokenizer.")  # named after the folder; the trunk's own
+        assert [text for text in found if not text.startswith(own)] == []
+
+    def test_configs_that_llama_cpp_has_no_model_for(
+        self, refusal: tuple[dict[str, Any], str], family: Family, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        keys, said = refusal
+        check_refused(checkpoint, tmp_path, said, inside=family.inside, **keys)
 
 
 def write_trunk(
@@ -104,15 +207,6 @@ def change(folder: Path, *, inside: str | None = None, **keys: Any) -> None:
             del there[key]
 
     edit_json(folder / "config.json", edit)
-
-
-def differences_from_upstream(
-    checkpoint: Path, options: tuple[str, ...], flags: tuple[str, ...], folder: Path
-) -> list[str]:
-    """What differs between the BF16 files of both converters, called with options as in PARTS."""
-    ours = folder / "ours.gguf"
-    succeed("convert", checkpoint, *options, "--quant", "BF16", "-o", ours)
-    return file_differences(convert(checkpoint, folder / "theirs.gguf", "bf16", flags), ours)
 
 
 def check_logits(trunk: Trunk, folder: Path, tolerance: float) -> str:

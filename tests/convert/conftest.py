@@ -1,0 +1,48 @@
+"""Fixtures of the tests of a family; the FAMILY of a test file says which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.commands import succeed
+from support.upstream.families import Family, Trunk, with_head, write_trunk
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "refusal" in metafunc.fixturenames:
+        cases = metafunc.module.FAMILY.refused
+        metafunc.parametrize("refusal", cases, ids=["-".join(keys) for keys, _ in cases])
+
+
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.module.FAMILY
+    return found
+
+
+@pytest.fixture(scope="module")
+def trunk(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Trunk:
+    return write_trunk(family.make, tmp_path_factory.mktemp("family") / "trunk", family.spread)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family: Family, trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a head, and as published."""
+    folder = tmp_path_factory.mktemp("family") / "with-head"
+    with_head(folder, trunk[0], family.head, family.scale)
+    family.publish(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(checkpoint: Path) -> Path:
+    return checkpoint
+
+
+@pytest.fixture(scope="module")
+def whole(family: Family, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("family") / "whole.gguf"
+    assert family.said in succeed("convert", checkpoint, "--quant", "BF16", "-o", out)
+    return out
