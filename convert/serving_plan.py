@@ -10,7 +10,7 @@ from pathlib import Path
 from mtp_gguf.gguf_tools.doctor import UNKNOWN_ORIGINAL, original_of
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, RequestError, ServerError
 from mtp_gguf.gguf_tools.model import Model, open_model, whole_name
-from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
+from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.processors import usable_cores
 from mtp_gguf.gguf_tools.profile import find_profile
 from mtp_gguf.gguf_tools.remote import (
@@ -215,7 +215,7 @@ def _gguf_on_hub(asked: Asked, name: HubGguf) -> _Made:
             original = _original(asked, opened, files.model)
             if original and StepName.GRAFT not in asked.skip:
                 return _graft(asked, str(model), size, original, remote=True)
-            why_plain = _left_plain(asked, why_plain)
+            why_plain = _left_plain(asked, why_plain, opened.architecture)
     _refuse_corpus(asked)
     done = "it is in the cache" if on_hub.cached(files) else ""
     seconds = size / _DOWNLOAD_RATE
@@ -235,7 +235,11 @@ def _local_gguf(asked: Asked, path: Path) -> _Made:
                 size = sum(file.stat().st_size for file in opened.paths)
                 return _graft(asked, str(path), size, original, remote=False)
         _refuse_corpus(asked)
-        return _Made((), as_argument(path), why_plain=_left_plain(asked, served.head.reason))
+        return _Made(
+            (),
+            as_argument(path),
+            why_plain=_left_plain(asked, served.head.reason, served.architecture),
+        )
     _refuse_corpus(asked)
     ours = served.architecture in OUR_ARCHITECTURES
     return _Made((), as_argument(path), head=as_argument(separate) if separate else None, ours=ours)
@@ -267,7 +271,9 @@ def _original(asked: Asked, model: Model, hub: HubModel | None) -> str | None:
     return original_by_card(hub)
 
 
-def _left_plain(asked: Asked, reason: str) -> str:
+def _left_plain(asked: Asked, reason: str, architecture: str | None) -> str:
+    if architecture not in BLOCKS:  # no head is for it
+        return reason
     if StepName.GRAFT in asked.skip:
         return f"{reason}, and --skip graft leaves it so"
     return f"{reason}, and its original is unknown (--from)"

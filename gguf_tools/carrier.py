@@ -8,8 +8,9 @@ because `llama` rotates neighbouring pairs of a head and `glm4moe` its halves (N
 A carrier has no NextN block until `train-head` or `graft` adds one. `restore` gives the original.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from .draft_list import BEFORE_TOKENIZER
 from .errors import RequestError
@@ -107,9 +108,9 @@ def carry(model: Model) -> OutputSpec:
     added[CARRIED_FROM_KEY] = Value(ValueType.STRING, architecture)
     added[_ADDED_KEY] = Value(ValueType.STRING, tuple(key for key in own if key not in renamed))
     renamed[_ARCHITECTURE_KEY] = Value(ValueType.STRING, CARRIER)
-    moved = _rows(sizes, to_halves=True) if architecture == "llama" else {}
+    to_halves = True if architecture == "llama" else None
     tensors = (
-        _placed(model, copy, _renamed(copy.name, _FFN_NORM, _POST_NORM), moved)
+        _placed(model, copy, _renamed(copy.name, _FFN_NORM, _POST_NORM), sizes, to_halves)
         for copy in copies(model)
     )
     return OutputSpec(inserted(renamed, added, BEFORE_TOKENIZER), tuple(tensors))
@@ -126,7 +127,8 @@ def restore(model: Model) -> OutputSpec:
             f"{model.path}: expected a carrier, which mtp-gguf carry writes, found architecture "
             f"{model.architecture} without the key {CARRIED_FROM_KEY}"
         )
-    headless = strip(model) if model.head.names else OutputSpec(model.metadata(), copies(model))
+    has_head = model.head.names or model.head.claimed_layers
+    headless = strip(model) if has_head else OutputSpec(model.metadata(), copies(model))
     sizes = _sizes(model, CARRIER)
     array = model.first.keys.get(_ADDED_KEY)
     added = set(model.first.array(_ADDED_KEY) or ()) if isinstance(array, ArrayRef) else set()
@@ -136,9 +138,9 @@ def restore(model: Model) -> OutputSpec:
         if key not in added and not key.startswith(_OWN_KEYS)
     }
     metadata[_ARCHITECTURE_KEY] = Value(ValueType.STRING, architecture)
-    moved = _rows(sizes, to_halves=False) if architecture == "llama" else {}
+    to_halves = False if architecture == "llama" else None
     tensors = (
-        _placed(model, copy, _renamed(copy.name, _POST_NORM, _FFN_NORM), moved)
+        _placed(model, copy, _renamed(copy.name, _POST_NORM, _FFN_NORM), sizes, to_halves)
         for copy in headless.tensors
     )
     return OutputSpec(metadata, tuple(tensors))
@@ -213,7 +215,14 @@ def _check_tensors(model: Model, architecture: str, layers: int) -> None:
     norms = _QK_NORMS if architecture == "qwen3" else ()
     attention = [f"{name}.{kind}" for name in (*_QKV, _FUSED) for kind in ("weight", "bias")]
     known = {*_REQUIRED, *norms, *attention}
-    present: dict[int, set[str]] = {layer: set() for layer in range(layers)}
+    blocks = {block for name in model.tensors if (block := block_of(name)) is not None}
+    if blocks != {*range(min(layers, len(blocks) + 1))}:
+        raise RequestError(
+            f"{model.path}: expected {layers} blocks by {architecture}.block_count, found "
+            f"{len(blocks)} up to {max(blocks, default=0)}; the file is incomplete: convert or "
+            "download it again"
+        )
+    present: dict[int | None, set[str]] = {layer: set() for layer in blocks}
     for name in model.tensors:
         block = block_of(name)
         suffix = name if block is None else name.split(".", 2)[2]
@@ -232,8 +241,9 @@ def _check_tensors(model: Model, architecture: str, layers: int) -> None:
                 )
 
 
-def _rows(sizes: _Sizes, *, to_halves: bool) -> dict[str, Sequence[int]]:
-    """Where each row of the tensors that are rotated comes from, by the tensor's name in a block.
+@lru_cache(maxsize=8)
+def _rows(sizes: _Sizes, part: str, to_halves: bool) -> tuple[int, ...]:
+    """Where each row of a part of attention comes from, of one that is rotated.
 
     to_halves: from pairs (2i, 2i + 1) of a head to pairs (i, i + head_dim / 2); else back.
     """
@@ -242,34 +252,41 @@ def _rows(sizes: _Sizes, *, to_halves: bool) -> dict[str, Sequence[int]]:
         head = [2 * i + j for j in range(2) for i in range(half)]
     else:
         head = [j * half + i for i in range(half) for j in range(2)]
+    turned = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads, _FUSED: sizes.heads + sizes.kv_heads}
+    rows = [sizes.head_dim * h + row for h in range(turned[part]) for row in head]
+    return (*rows, *range(len(rows), _row_count(sizes, part)))
 
-    def all_heads(count: int) -> list[int]:
-        return [sizes.head_dim * h + row for h in range(count) for row in head]
 
-    queries, keys = all_heads(sizes.heads), all_heads(sizes.kv_heads)
-    values = range(len(queries) + len(keys), len(queries) + 2 * len(keys))
-    fused = [*queries, *(len(queries) + row for row in keys), *values]
-    return {"attn_q": queries, "attn_k": keys, _FUSED: fused}
+def _row_count(sizes: _Sizes, part: str) -> int:
+    """Rows of a part of attention; 0 for what is not rotated."""
+    heads = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}
+    heads[_FUSED] = sizes.heads + 2 * sizes.kv_heads
+    return sizes.head_dim * heads.get(part, 0)
 
 
 def _placed(
-    model: Model, copy: TensorCopy, name: str, moved: Mapping[str, Sequence[int]]
+    model: Model, copy: TensorCopy, name: str, sizes: _Sizes, to_halves: bool | None
 ) -> TensorCopy:
-    """The tensor under its new name, with its rows, or values of a bias, in their new places."""
+    """The tensor under its new name, with its rows, or values of a bias, in their new places.
+
+    to_halves: as for `_rows`; None leaves all rows where they are.
+    """
     spec = replace(copy.spec, name=name)
-    rows = moved.get(name.split(".")[2]) if block_of(name) is not None else None
-    if rows is None:
+    part = name.split(".")[2] if block_of(name) is not None else ""
+    count = _row_count(sizes, part)
+    if to_halves is None or not count:
         return replace(copy, spec=spec)
     shape = plain_shape(spec.shape)
-    if shape[-1] != len(rows) or len(shape) != (1 if name.endswith(".bias") else 2):
+    if shape[-1] != count or len(shape) != (1 if name.endswith(".bias") else 2):
         raise RequestError(
-            f"{model.path}: {copy.name}: expected {len(rows)} rows by the metadata, found shape "
+            f"{model.path}: {copy.name}: expected {count} rows by the metadata, found shape "
             f"{list(spec.shape)}; the file is damaged: convert or download it again"
         )
+    rows = _rows(sizes, part, to_halves)
     if len(shape) == 2:
         return replace(copy, spec=spec, rows=rows)
     data = bytes(model.read(copy.name))
-    size = len(data) // len(rows)
+    size = len(data) // count
     return TensorCopy(spec, data=b"".join(data[r * size : (r + 1) * size] for r in rows))
 
 

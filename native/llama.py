@@ -85,6 +85,8 @@ CHECKPOINT_MARGIN = 64
 # thoughts of all of these calls. Each copy takes 150 MiB with a model of 27B.
 DEFAULT_PROMPTS = 4
 # llama_cpp's formats that read calls out of the text; tool_choice is theirs.
+# Options for what llama_cpp.Llama does without generating text.
+_WITHOUT_SESSION = ("vocab_only", "embedding")
 _CALLING_FORMATS = ("functionary", "functionary-v1", "functionary-v2", "chatml-function-calling")
 LOGITS_BYTES = 256 << 20  # that a batch may take whose tokens all get log-probabilities
 
@@ -273,8 +275,7 @@ class MTPLlama(llama_cpp.Llama):
         optional = asked[0] in (None, AUTO) and not exact and depth != 0
         why = _why_plain(Path(model_path), options, look_for_head=optional and mtp_head is None)
         self._mode = Rollback.parse(settings.rollback)
-        unrelated = _why_plain(Path(model_path), options, look_for_head=False)
-        if why is not None and unrelated is None:  # only the head is missing: a session needs none
+        if why is not None and not any(map(options.get, _WITHOUT_SESSION)):  # for lack of a head
             if lookup is None:
                 gpu_layers = options.get("n_gpu_layers", 0)
                 looks_up |= looks_up_without_head(Path(model_path), self._mode, gpu_layers)
@@ -1371,7 +1372,7 @@ def _why_plain(model: Path, options: dict[str, Any], *, look_for_head: bool) -> 
 
     Unreadable files are left to llama.cpp, which reports them.
     """
-    for name in ("vocab_only", "embedding"):
+    for name in _WITHOUT_SESSION:
         if options.get(name):
             return f"{name}=True"
     if not look_for_head:

@@ -135,7 +135,7 @@ def test_other_models_use_any_shared_beginning(
     with load(path, **options) as llm:
         assert answer(llm, [*long[:450], 1, 2]) == (want, 2)
     with pytest.warns(UserWarning, match="drafting nothing"):
-        opened = load(path, **{**options, "depth": "auto"})
+        opened = load(path, **{**options, "depth": "auto"}, lookup=False)
     with opened as llm:
         assert answer(llm, [*long[:450], 1, 2])[1] == 1
     for file in files(folder):

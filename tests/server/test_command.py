@@ -444,6 +444,8 @@ def test_a_model_without_a_head_is_served_with_drafts_from_its_text(
     assert "--spec-type" not in done.stdout
     plan = invoke("up", model, "--llama-server", patched, "--dry-run", "--json")
     assert "--no-draft" not in json.loads(plan.stdout)["steps"][-1]["command"]
+    plan = invoke("up", llama, "--llama-server", patched, "--dry-run")
+    assert "for architecture 'llama' (mtp-gguf train-head can train one)\n" in plan.stdout
     assert "has no MTP head" in refusal(patched, model, "--depth", "2")
     generated = ("generate", model, "-p", "x", "-n", "2", "-t", "1")
     for options, code in (((), 0), (("--depth", "auto"), 0), (("--depth", "2"), 1)):

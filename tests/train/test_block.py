@@ -21,9 +21,9 @@ from mtp_gguf.train.block import MtpBlock, fresh_weights, read_rows, read_tensor
 from mtp_gguf.train.config import BlockConfig
 from mtp_gguf.train.write_back import head_tensors
 from support.carried_models import write_model
-from support.gguf_files import edited, loads
+from support.gguf_files import edited
 from support.models import Models
-from support.upstream.nextn_models import write_models
+from support.upstream.nextn_models import drafts, write_models
 
 DEPTH = 4
 TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
@@ -127,7 +127,7 @@ def test_logits_of_a_new_head_for_a_carrier(tmp_path: Path) -> None:
         tensors = head_tensors(spread, model.head.trunk_layers, BY_NAME["F32"])
         write(made, with_head(model, tensors, {}))
     check_logits(made)
-    assert loads(made)
+    assert drafts([made]) != [None]  # of stock llama.cpp
     with open_model(made) as model:
         assert not list(value_findings(model))  # of a router of zeros, with nothing to choose
         assert "ffn_gate_inp" not in dict(block_of(made).named_parameters())

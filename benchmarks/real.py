@@ -1,0 +1,92 @@
+"""Make a head for real models that have none, and measure them with the other benchmarks.
+
+    python benchmarks/real.py FOLDER [--minutes 60] [--text FILE...] [--stock LLAMA_SERVER]
+        [--budget 20m] [--threads 2]
+
+FOLDER has GGUF files of architectures that `mtp-gguf carry` knows, such as a Qwen2.5 of its
+publisher. For each of them `mtp-gguf train-head` makes FOLDER/heads/NAME.gguf, a carrier with a new
+head, on --text (by default the standard library of this Python), unless the file exists. A carrier
+computes what its original does (tests/gguf_tools/test_carrier.py holds that for the files of a
+folder), so its speed without drafts is that of the model as its publisher packed it.
+
+Each of these is then run on the carrier, and its output kept in FOLDER/results/NAME-WHAT.txt, which
+is not measured again:
+
+- decode: decode.py, speed by depth and where a cycle's time goes
+- stock: stock_drafting.py, llama-cpp-python's own libraries, without and with our kernels
+- bench: `mtp-gguf bench`, no drafting, each depth, auto and drafts from the text, by kind of prompt
+- server: server.py, with --stock: draft-mtp of that server and of ours on the very same file
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.nextn import CARRIED
+
+HERE = Path(__file__).parent
+# Modules without data tables, for a text of about 300,000 tokens.
+MODULES = ("asyncio", "concurrent", "email", "http", "importlib", "json", "logging", "unittest")
+
+
+def standard_library() -> list[Path]:
+    """Return the files of some packages of this Python."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    return [path for name in MODULES for path in sorted((folder / name).glob("*.py"))]
+
+
+def with_head(model: Path, minutes: float, texts: list[Path], threads: int) -> Path:
+    """Return the carrier of a model with a trained head; make it unless it exists."""
+    made = model.parent / "heads" / model.name
+    if not made.exists():
+        made.parent.mkdir(exist_ok=True)
+        words = ("train-head", model, "-o", made, "--minutes", minutes, "--fastmtp", 8192)
+        more = ("--steps", 2, "--threads", threads, "--text", *texts)
+        subprocess.run(["mtp-gguf", *map(str, (*words, *more))], check=True)
+    return made
+
+
+def measure(command: list[object], results: Path) -> None:
+    """Run a benchmark, unless it has been, and print and keep what it prints."""
+    if not results.exists():
+        words = [*map(str, command)]
+        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+        results.parent.mkdir(exist_ok=True)
+        results.write_text(f"$ {' '.join(words)}\n{done.stdout}", encoding="utf-8")
+    print(results.read_text(encoding="utf-8"), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--text", type=Path, nargs="+")
+    parser.add_argument("--stock", type=Path)
+    parser.add_argument("--budget", default="20m")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    threads = ("--threads", args.threads)
+    for model in sorted(args.folder.glob("*.gguf")):
+        with open_model(model) as opened:
+            if opened.architecture not in CARRIED:
+                continue
+        made = with_head(model, args.minutes, args.text or standard_library(), args.threads)
+        runs: dict[str, list[object]] = {
+            "decode": [sys.executable, HERE / "decode.py", made, *threads],
+            "stock": [sys.executable, HERE / "stock_drafting.py", made, *threads],
+            "bench": ["mtp-gguf", "bench", made, "--budget", args.budget, *threads],
+        }
+        if args.stock:
+            server = [sys.executable, HERE / "server.py", made, "--stock", args.stock, *threads]
+            runs["server"] = server
+        for name, command in runs.items():
+            measure(command, args.folder / "results" / f"{model.stem}-{name}.txt")
+
+
+if __name__ == "__main__":
+    main()
