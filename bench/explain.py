@@ -19,13 +19,30 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.shell import quoted
-from mtp_gguf.native.acceptance import TEXT
 from mtp_gguf.native.devices import devices
 from mtp_gguf.native.runtime import llama_cpp
 
 from .model import BenchModel, Setting
 from .quality import Drafting, measure_drafting
 
+# Prose and code, in words that every vocabulary has.
+TEXT = """\
+The river is low in summer, and the children of the village walk across it to the old mill. When
+the rain comes in autumn, the water rises, and they have to take the long way over the bridge.
+
+def count_words(path):
+    counts = {}
+    with open(path) as file:
+        for line in file:
+            for word in line.split():
+                counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+def main():
+    for name in sys.argv[1:]:
+        print(name, len(count_words(name)))
+"""
 N_CTX = 512
 POOR = 0.4  # acceptance of first drafts; heads that were trained with their trunk have 0.6 to 0.95
 _PROMPT, _MOST_DRAFTS, _LEAST_DRAFTS = 12, 160, 16

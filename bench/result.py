@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.profile import AUTO
 
+from .pairs import pairs_of
+
 if TYPE_CHECKING:
     from .environment import Environment, MeasuredFile
     from .plan import Amount
@@ -47,6 +49,21 @@ class PrefillCosts:
     plain: Stats
     trunk: Stats
     head: Stats
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine does at most with the threads of the benchmark, and what the model reaches.
+
+    read: bytes of the file a second. products: of two 8-bit integers a second, by the widest
+    instruction that our kernels use. of_read: the share at which single tokens read the weights.
+    of_products: the share at which a prompt multiplies; None if no prompt was measured.
+    """
+
+    read: float
+    products: float
+    of_read: float = 0.0
+    of_products: float | None = None
 
 
 @dataclass(frozen=True)
@@ -167,10 +184,11 @@ class BenchResult:
     """Everything that a benchmark has measured so far.
 
     state: RUNNING, STOPPED (by the user) or DONE. amount: prompts, tokens and rounds of the plan;
-    None before there is a plan. budget_s: None if unlimited. whole_s: estimated seconds of a run
-    without a budget. sizes: texts at the best depth by size of the draft vocabulary, the file's own
-    size included. coverage: by number of rows, the share of the generated tokens that the first
-    rows of the draft vocabulary contain. warnings: sentences, why the figures are unreliable.
+    None before there is a plan. budget_s: None if unlimited. whole_s: estimated seconds of a
+    run without a budget. sizes: texts at the best depth by size of the draft vocabulary, the
+    file's own size included. peak_bytes: the most memory of this process so far. coverage: by
+    number of rows, the share of the generated tokens that the first rows of the draft
+    vocabulary contain. warnings: sentences, why the figures are unreliable.
     """
 
     state: str
@@ -183,6 +201,7 @@ class BenchResult:
     plan: tuple[PlannedPart, ...] = ()
     cycles: tuple[CycleCosts, ...] = ()
     prefill: PrefillCosts | None = None
+    limits: Limits | None = None
     texts: tuple[TextResult, ...] = ()
     sizes: tuple[TextResult, ...] = ()
     servers: tuple[ServerResult, ...] = ()
@@ -190,10 +209,12 @@ class BenchResult:
     samples: tuple[Sample, ...] = ()
     analysis: Analysis | None = None
     warnings: tuple[str, ...] = ()
+    peak_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain objects, lists, numbers and text."""
-        return {"format": FORMAT, **asdict(self)}
+        pairs = [asdict(pair) for pair in pairs_of(self)]
+        return {"format": FORMAT, **asdict(self), "pairs": pairs}
 
 
 def library_notes(result: BenchResult) -> list[str]:

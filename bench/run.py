@@ -10,6 +10,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
+from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.process_memory import peak_memory
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, LOOKUP_TOKENS
 from mtp_gguf.gguf_tools.system import STOCK
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
@@ -21,6 +23,7 @@ from .environment import Environment, describe_environment, describe_file, sha25
 from .estimate import probe
 from .generation import trace
 from .interleaved import InterleavedRuns, Variant
+from .limits import measure_limits, reached, work_of
 from .model import BenchModel, Setting
 from .options import COST_DEPTH, BenchOptions
 from .other_programs import OtherPrograms
@@ -36,6 +39,7 @@ from .result import (
     Analysis,
     BenchResult,
     CycleCosts,
+    Limits,
     PrefillCosts,
     Sample,
     SampleToken,
@@ -102,6 +106,7 @@ class _Bench:
         self._environment: Environment | None = None
         self._cycles: list[CycleCosts] = []
         self._prefill: PrefillCosts | None = None
+        self._limits: Limits | None = None
         self._texts: list[InterleavedRuns] = []  # by context
         self._sizes: InterleavedRuns | None = None
         self._servers: list[ServerResult] = []
@@ -181,6 +186,7 @@ class _Bench:
                 step=lambda: self._schedule.step(COSTS, rounds),
             )
         )
+        self._measure_limits()
 
     def _measure_texts(self, model: BenchModel, prefix: Checkpoint | None) -> None:
         """All texts at every planned depth, interleaved."""
@@ -249,6 +255,17 @@ class _Bench:
             rounds,
             lambda: self._schedule.step(PREFILL, rounds + 1),
         )
+        self._measure_limits()
+
+    def _measure_limits(self) -> None:
+        if self._options.gpu_layers == 0:
+            self._limits = measure_limits(self._path, self._options.threads, self._limits)
+
+    def _reached(self) -> Limits | None:
+        if self._limits is None:
+            return None
+        with open_model(self._path) as model:
+            return reached(self._limits, work_of(model), self._cycles[0], self._prefill)
 
     def _measure_sizes(self, model: BenchModel) -> None:
         """Sizes of the draft vocabulary at the best depth, interleaved with the file's own."""
@@ -364,6 +381,7 @@ class _Bench:
             tuple(schedule.planned_parts(self._short_tasks())),
             tuple(self._cycles),
             self._prefill,
+            self._reached(),
             tuple(texts),
             tuple(self._sizes.results()) if self._sizes else (),
             tuple(sorted(self._servers, key=lambda s: (s.name, s.depth))),
@@ -371,6 +389,7 @@ class _Bench:
             self._samples,
             _analyze(texts, o.contexts[0], self._environment),
             self._warnings(texts),
+            peak_memory(),
         )
 
     def _warnings(self, texts: Sequence[TextResult]) -> tuple[str, ...]:

@@ -38,6 +38,7 @@ _COMMANDS = {
     "graft": _Place(".graft", "graft"),
     "extract": _Place(".extract", "extract"),
     "strip": _Place(".strip", "strip"),
+    "carry": _Place(".carry", "carry"),
     "imatrix": _Place(".imatrix", "imatrix"),
     "quality": _Place(".quality", "quality"),
     "train-head": _Place(".train_head", "train_head"),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtp_gguf.bench.pairs import markdown
 from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.result import NAMED
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.processors import computing_threads
@@ -100,6 +100,12 @@ def bench(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier bench.")
     ] = False,
+    as_markdown: Annotated[
+        bool,
+        typer.Option(
+            "--markdown", help="Print a Markdown table of each setting beside no drafting instead."
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -128,6 +134,8 @@ def bench(
         wanted = parse_depths(depths or _DEPTHS)
     with usage_of("--ctx"):
         contexts = parse_contexts(ctx)
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown contradict each other")
     if no_server and llama_server:
         raise typer.BadParameter("--no-server and --llama-server contradict each other")
     seconds = parse_budget(budget, full)
@@ -135,7 +143,10 @@ def bench(
     with usage_of("--fastmtp-sizes"):
         wanted_sizes = None if fastmtp_sizes is None else parse_sizes(fastmtp_sizes)
     found = local_model(model, head)
-    sizes = _default_sizes(found.head or found.path) if wanted_sizes is None else wanted_sizes
+    in_use = open_model(found.head or found.path).head.in_use
+    sizes = wanted_sizes
+    if sizes is None:
+        sizes = in_use.other_sizes if in_use else []
     files = _Files(_new_folder(found.path) if output is None and not as_json else output)
     files.check(found.path, overwrite)
 
@@ -167,6 +178,8 @@ def bench(
 
     def planned(plan: "Plan") -> None:
         files.make()
+        if in_use:
+            say(f"draft vocabulary: {in_use.text}")
         for line in plan_lines(plan, seconds):
             say(line)
 
@@ -178,10 +191,10 @@ def bench(
     if as_json:
         typer.echo(json.dumps(result.to_json(), ensure_ascii=False))
     else:
-        for line in bench_table(result):
+        for line in markdown(result) if as_markdown else bench_table(result):
             typer.echo(line)
         for path in files.paths:
-            typer.echo(f"written: {path}")
+            typer.echo(f"written: {path}", err=as_markdown)
     if result.state == "stopped":
         typer.echo(f"mtp-gguf: interrupted; {stopped_line(result)}", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -286,15 +299,6 @@ def find_servers(named: Sequence[Path] | None) -> list[LlamaServer]:
             continue
         found[server.path.resolve()] = server
     return list(found.values())
-
-
-def _default_sizes(model: Path) -> list[int]:
-    """Return the default sizes to compare: a half and a quarter of the list, and no list."""
-    draft = open_model(model).head.draft
-    if draft is None:
-        return []
-    shorter = [size for size in (draft.size // 2, draft.size // 4) if size]
-    return shorter + ([-1] if draft.layout is DraftLayout.IDS else [])
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes
 from mtp_gguf.gguf_tools.system import busy_machine
-from mtp_gguf.gguf_tools.text import duration
+from mtp_gguf.gguf_tools.text import duration, human_bytes
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
@@ -46,6 +46,7 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
     llama = e.versions["llama-cpp-python"]
     yield f"threads {e.threads}, llama-cpp-python {llama}, {e.kernels} kernels"
     yield f"kernels: {result.model.kernels.text}"
+    yield f"memory: {human_bytes(result.peak_bytes)} at most"
     for costs in result.cycles:
         yield ""
         yield f"ms after {costs.context} tokens"
@@ -64,6 +65,17 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             f"head, {both:.0f} ± {trunk.half_range:.0f} with it "
             f"({prefill.head.median:.1f} of that the head)"
         )
+    if limits := result.limits:
+        yield ""
+        yield (
+            f"a single token reads the weights at {limits.of_read:.0%} of the "
+            f"{limits.read / 1e9:.1f} GB/s that these threads read at most"
+        )
+        if limits.of_products is not None:
+            yield (
+                f"the prompt multiplies at {limits.of_products:.0%} of the "
+                f"{limits.products / 1e12:.2f} trillion products of bytes a second"
+            )
     for context in dict.fromkeys(text.context for text in result.texts):
         yield from _texts([t for t in result.texts if t.context == context], context)
     if result.sizes:

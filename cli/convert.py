@@ -12,9 +12,11 @@ from mtp_gguf.convert.options import (
     LEAST_KLD,
     PREFERENCES,
 )
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.text import printable
 
 from .console import CONSOLE
 from .options import (
@@ -25,6 +27,7 @@ from .options import (
     FastMtpCorpus,
     FastMtpIds,
     Force,
+    LeastAcceptance,
     MtpF16,
     NoCheck,
     Overwrite,
@@ -284,6 +287,7 @@ def convert(
         bool, typer.Option("--verbose", help="Report which types are quantized by which kernels.")
     ] = False,
     no_check: NoCheck = False,
+    least_acceptance: LeastAcceptance = LEAST,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -295,7 +299,8 @@ def convert(
     MODEL can be a GGUF in 16 or 32 bits. With a target, the types of the trunk are chosen by
     measuring what each costs (docs/precision.md). A head in a type of fewer than 8 bits is compared
     with the source's by the acceptance rate: more than 5 points fewer are a warning, more than 25
-    an error. --mmproj writes the vision tower, too, into
+    an error. The finished file is run for at most a minute, and the acceptance rate of its head is
+    stored in it (docs/acceptance.md). --mmproj writes the vision tower, too, into
     a file of its own beside the model.
 
     **Examples**
@@ -366,6 +371,7 @@ def convert(
         overwrite=overwrite,
         dry_run=dry_run,
         no_check=no_check,
+        least_acceptance=least_acceptance,
         force=force,
         progress=CONSOLE,
         on_plan=show,
@@ -375,12 +381,13 @@ def convert(
         typer.echo(plan_json(plans, found) if as_json else plan_text(plans))
         return
     if as_json:
-        typer.echo(summary_json(plans, outcome, found, result.warnings))
+        typer.echo(summary_json(plans, outcome, found, result.warnings, result.acceptance))
         return
     listings = [read_listing(plan.shards[0].path) for plan in plans]
     towers = [tower_verdict(listing.tower) for listing in listings if listing.tower]
     report = listings[0].head
     assert report is not None
     abilities = towers if mmproj_only else [head_verdict(report), *towers]
+    abilities += [printable(check.text) for check in result.acceptance.values()]
     abilities += [f"warning: {warning}" for warning in result.warnings]
     typer.echo(summary_text(plans, outcome, report, abilities))

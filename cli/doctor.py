@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtp_gguf.convert.acceptance import check_acceptance
+from mtp_gguf.convert.acceptance import AcceptanceCheck, check_acceptance
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose, with_tower
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.remote import hub_model
@@ -127,7 +126,7 @@ def doctor(
 
     mtp-gguf doctor model.gguf --explain --text notes.txt --temp 0.6
     """
-    folder, on_hub, share = Path(model), hub_model(model), None
+    folder, on_hub, share, check = Path(model), hub_model(model), None, None
     if (load or explain) and (folder.is_dir() or on_hub):
         raise typer.BadParameter("--load and --explain are for GGUF files")
     if text is not None and not explain:
@@ -166,7 +165,7 @@ def doctor(
             )
         if (load or explain) and diagnosis.can_draft:
             separate_head = Path(head) if head else None
-            diagnosis = _tried(diagnosis, folder, separate_head, measured=not explain)
+            diagnosis, check = _tried(diagnosis, folder, separate_head, measured=not explain)
     explanation = None
     if explain:
         usage = (text, temperature, context or 0, gpu_layers)
@@ -174,6 +173,7 @@ def doctor(
     if as_json:
         fields = _fields(diagnosis)
         fields["kernels"] = dataclasses.asdict(share) if share else None
+        fields["measured_acceptance"] = check.fields() if check else None
         if explanation is not None:
             fields["explain"] = explanation.fields()
         typer.echo(json.dumps(fields, indent=1))
@@ -184,6 +184,8 @@ def doctor(
             typer.echo(f"kernels: {share.text}")
         if (load or explain) and diagnosis.can_draft:
             typer.echo("loaded: it runs and drafts")
+        if check:
+            typer.echo(printable(f"measured now: {check.text}"))
         for line in explanation.lines() if explanation else ():
             typer.echo(printable(line))
     if not diagnosis.is_sound:
@@ -256,8 +258,10 @@ def _measured(model: Model, source: str) -> tuple[Finding, ...]:
         return tuple(measure_head(model, converted, source, ggml.dequantize))
 
 
-def _tried(diagnosis: Diagnosis, model: Path, head: Path | None, *, measured: bool) -> Diagnosis:
-    """The diagnosis after the model has been run, with what came of it.
+def _tried(
+    diagnosis: Diagnosis, model: Path, head: Path | None, *, measured: bool
+) -> tuple[Diagnosis, AcceptanceCheck | None]:
+    """The diagnosis after the model has been run, with what came of it, and the acceptance.
 
     measured: also measure the acceptance rate.
     """
@@ -265,14 +269,17 @@ def _tried(diagnosis: Diagnosis, model: Path, head: Path | None, *, measured: bo
 
     failure = try_model(model, head)
     if failure is None and head is None and measured:
-        return dataclasses.replace(
-            diagnosis, findings=(*diagnosis.findings, *_stale(diagnosis, model))
-        )
+        check = check_acceptance(model, CONSOLE)
+        findings = (*diagnosis.findings, *_stale(check, model))
+        return dataclasses.replace(diagnosis, findings=findings), check
     if failure is None:
-        return diagnosis
+        return diagnosis, None
     finding = Finding("does-not-run", Severity.FAULT, failure)
     findings = (finding, *diagnosis.findings)
-    return dataclasses.replace(diagnosis, head=None, runs_with=(), memory=None, findings=findings)
+    refused = dataclasses.replace(
+        diagnosis, head=None, runs_with=(), memory=None, findings=findings, acceptance=None
+    )
+    return refused, None
 
 
 def _explained(
@@ -294,25 +301,17 @@ def _explained(
     return explain_model(diagnosis, path, head, contents, temperature, usage)
 
 
-def _stale(diagnosis: Diagnosis, model: Path) -> Iterator[Finding]:
+def _stale(check: AcceptanceCheck, model: Path) -> Iterator[Finding]:
     """A warning if most first drafts are rejected, although the file is valid."""
-    listed = diagnosis.draft is not None and diagnosis.draft.layout is DraftLayout.IDS
-    check = check_acceptance(model, CONSOLE, has_list=listed)
-    measured, whole = check.measured, check.whole
-    if measured is None or not check.poor:
+    if not check.warning:
         return
     name = quoted(model)
-    text = (
-        f"the head's first drafts have an acceptance rate of {measured.share:.0%} on a short text, "
-        "where heads that were trained with their trunk have 60 to 95 %"
-    )
-    if check.list_is_poor and whole is not None:
+    if check.list_is_poor:
         fix = f"mtp-gguf fastmtp add {name} --corpus FILES --in-place"
-        text += f"; without the draft vocabulary it is {whole.share:.0%}"
-        yield Finding("draft-vocabulary", Severity.WARNING, text, fix)
+        yield Finding("draft-vocabulary", Severity.WARNING, check.warning, fix)
         return
-    text += ": it may belong to another fine-tune of this model"
-    yield Finding("stale-head", Severity.WARNING, text, f"mtp-gguf train-head {name} --text FILES")
+    fix = f"mtp-gguf train-head {name} --text FILES"
+    yield Finding("stale-head", Severity.WARNING, check.warning, fix)
 
 
 def _report(diagnosis: Diagnosis) -> Iterator[str]:
@@ -328,11 +327,10 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
             yield f"head: {diagnosis.head}"
         if tower and diagnosis.is_sound:
             yield f"sees pictures: {tower.text}"
-    if diagnosis.can_draft and diagnosis.draft:
-        yield (
-            f"draft vocabulary: {diagnosis.draft.size} tokens, "
-            f"layout {diagnosis.draft.layout.value}"
-        )
+    if diagnosis.can_draft and diagnosis.in_use:
+        yield f"draft vocabulary: {diagnosis.in_use.text}"
+    if diagnosis.acceptance and diagnosis.acceptance.text:
+        yield f"acceptance: {diagnosis.acceptance.text}"
     for command in diagnosis.runs_with:
         yield f"runs with: {command}"
     memory = diagnosis.memory
@@ -366,6 +364,7 @@ def _report(diagnosis: Diagnosis) -> Iterator[str]:
 def _fields(diagnosis: Diagnosis) -> dict[str, Any]:
     fields = {"format": _FORMAT, **dataclasses.asdict(diagnosis)}
     fields["can_draft"] = diagnosis.can_draft
+    fields["acceptance"] = diagnosis.acceptance.fields() if diagnosis.acceptance else None
     if diagnosis.memory:
         fields["memory"]["total"] = diagnosis.memory.total
         fields["memory"]["total_by_replay"] = diagnosis.memory.total_by_replay

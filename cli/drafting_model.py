@@ -92,6 +92,10 @@ def drafting_model(
             )
     for note in notes:
         typer.echo(f"mtp-gguf: {with_options(_OPTION_NAMES, str(note.message))}", err=True)
+    if llm.head is not None and llm.head.layout == "made":
+        typer.echo(
+            f"mtp-gguf: {llm.head.vocabulary_text}; --fastmtp-size -1 drafts over all", err=True
+        )
     if 0 < context < llm.n_ctx():
         typer.echo(f"mtp-gguf: --ctx {context}: llama.cpp rounds it up to {llm.n_ctx()}", err=True)
     return llm

@@ -187,8 +187,8 @@ def generate(
         typer.Option(
             min=-1,
             rich_help_panel=_DRAFTING,
-            help="Use N rows of the draft vocabulary; 0: all, -1: no list (default: as tuned, "
-            "else all).",
+            help="Use N rows of the draft vocabulary, or of one that is made if the file has none; "
+            "0: all, -1: no list (default: as tuned, else all).",
         ),
     ] = None,
     draft_threads: Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.resolve import names_gguf
 from mtp_gguf.gguf_tools.shell import quoted
 
@@ -17,6 +18,7 @@ from .options import (
     FastMtpCorpus,
     FastMtpIds,
     Force,
+    LeastAcceptance,
     MtpF16,
     NoCheck,
     Overwrite,
@@ -66,6 +68,7 @@ def graft(
     revision: Revision = None,
     overwrite: Overwrite = False,
     no_check: NoCheck = False,
+    least_acceptance: LeastAcceptance = LEAST,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -79,7 +82,8 @@ def graft(
 
     The head must belong to the model: sizes, layers and vocabulary are checked. A head of another
     fine-tune passes these checks and has a low acceptance rate. The finished file is therefore
-    loaded, and the acceptance rate of first drafts on a short text is measured. A head in a type
+    loaded, and the acceptance rate of its drafts is measured and stored in it
+    (docs/acceptance.md). A head in a type
     of fewer than 8 bits is first compared with the source's head, and the head of another whole
     GGUF with itself in that file: more than 5 points fewer are a warning, more than 25 an error.
 
@@ -107,6 +111,7 @@ def graft(
         revision=revision,
         overwrite=overwrite,
         no_check=no_check,
+        least_acceptance=least_acceptance,
         force=force,
         progress=CONSOLE,
     )
@@ -134,14 +139,7 @@ def _acceptance_lines(
 
     output, base: file names quoted for a shell. original: the model that the base was made from.
     """
-    measured = check.measured
-    if measured is None:
-        yield f"acceptance not measured: {check.skipped}"
-        return
-    yield (
-        f"accepts {measured.share:.0%} of first drafts "
-        f"({measured.accepted} of {measured.drafted}, greedy)"
-    )
+    yield check.text
     if not check.poor:
         return
     yield f"warning: {check.warning}"

@@ -10,20 +10,30 @@ from typing import Annotated, Any
 
 import typer
 
+from mtp_gguf.gguf_tools.acceptance import read_stored
 from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.system import cache_root, this_machine
 from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.build import find_build
 from mtp_gguf.server.find import VARIABLE, ask
 
 from .progress import reports_errors
+from .written import head_verdict
 
 
 @reports_errors
 def info(
+    model: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Print what this GGUF states about itself instead."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print which libraries, kernels and devices are used, and why.
+    """Print which libraries, kernels and devices are used, and why; or what a GGUF is.
+
+    Of a GGUF it prints whether it can draft and the acceptance rate that it states, if that was
+    measured with these tensors.
 
     MTP_GGUF_LIBS=stock selects llama-cpp-python's own libraries, =fast requires those that the
     package ships, and =FOLDER selects others.
@@ -32,8 +42,13 @@ def info(
 
     mtp-gguf info
 
+    mtp-gguf info model.gguf
+
     MTP_GGUF_LIBS=stock mtp-gguf info --json
     """
+    if model is not None:
+        _print_file(model, as_json=as_json)
+        return
     fields = _fields()
     if as_json:
         typer.echo(json.dumps(fields, indent=1))
@@ -51,6 +66,19 @@ def info(
     ]
     for line in lines:
         typer.echo(printable(line))
+
+
+def _print_file(path: Path, *, as_json: bool) -> None:
+    """Print what a GGUF states."""
+    with open_model(path) as model:
+        report, stated = model.report, read_stored(model)
+    if as_json:
+        fields = {"path": str(path), "head": asdict(report), "acceptance": stated.fields()}
+        typer.echo(json.dumps(fields, indent=1))
+        return
+    typer.echo(f"{printable(str(path))}: {head_verdict(report)}")
+    if stated.text:
+        typer.echo(printable(f"acceptance: {stated.text}"))
 
 
 def say_note() -> None:

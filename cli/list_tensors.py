@@ -12,8 +12,15 @@ from typing import Annotated
 
 import typer
 
+from mtp_gguf.gguf_tools.acceptance import Stored, read_stored
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.model import ListedTensor, Listing, list_model, list_safetensors
+from mtp_gguf.gguf_tools.model import (
+    ListedTensor,
+    Listing,
+    list_model,
+    list_safetensors,
+    open_model,
+)
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 from mtp_gguf.gguf_tools.safetensors import read_safetensors
 from mtp_gguf.gguf_tools.text import count_types, human_bytes, printable
@@ -61,7 +68,7 @@ def list_tensors(
     outermost dimension first for safetensors.
     """
     wanted = parse_filter(pattern)
-    listing = _listing(model)
+    listing, stated = _listing(model)
     shown = _chosen(listing.tensors, mtp, wanted, sort)
     if pattern is not None and not shown:
         raise RequestError(f"--filter: no tensor of {model} has a name that matches {pattern!r}")
@@ -72,6 +79,8 @@ def list_tensors(
             fields["tower"] = asdict(listing.tower)
         if listing.drafter:
             fields["drafter"] = asdict(listing.drafter)
+        if stated:
+            fields["acceptance"] = stated.fields()
         typer.echo(json.dumps(fields, indent=1))
         return
     for line in _table(shown):
@@ -79,6 +88,8 @@ def list_tensors(
     for line in _parts(listing.tensors):
         typer.echo(line)
     typer.echo(_verdict(listing, _refusal(model, listing)))
+    if stated and stated.text:
+        typer.echo(printable(f"acceptance: {stated.text}"))
 
 
 def _refusal(model: str, listing: Listing) -> str | None:
@@ -95,7 +106,8 @@ def _refusal(model: str, listing: Listing) -> str | None:
     return unsupported_reason(quantization) if quantization else None
 
 
-def _listing(model: str) -> Listing:
+def _listing(model: str) -> tuple[Listing, Stored | None]:
+    """Return the tensors, and the acceptance that a GGUF states; None for other files."""
     from mtp_gguf.gguf_tools import remote  # noqa: PLC0415
     from mtp_gguf.gguf_tools.resolve import open_any_model  # noqa: PLC0415
 
@@ -104,18 +116,22 @@ def _listing(model: str) -> Listing:
 
         files = hub_shards(*hub)
         try:
-            return list_safetensors(files)
+            return list_safetensors(files), None
         finally:
             for file in files:
                 file.source.close()
     if not remote.is_remote(model) and not remote.hub_gguf(model):
-        return read_listing(Path(model))
+        listing = read_listing(Path(model))
+        if listing.head is None:
+            return listing, None
+        with open_model(Path(model)) as local:
+            return listing, read_stored(local)
     if model.partition("?")[0].endswith(".safetensors"):
         source = remote.RemoteSource(model)
         with closing(source):
-            return list_safetensors([read_safetensors(source)])
+            return list_safetensors([read_safetensors(source)]), None
     with open_any_model(model) as opened:
-        return list_model(opened)
+        return list_model(opened), read_stored(opened)
 
 
 def _chosen(

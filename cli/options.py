@@ -167,6 +167,15 @@ Overwrite: TypeAlias = Annotated[
 NoCheck: TypeAlias = Annotated[
     bool, typer.Option("--no-check", help="Do not measure the acceptance rate.")
 ]
+LeastAcceptance: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--least-acceptance",
+        min=0.0,
+        max=1.0,
+        help="Report a head as bad if fewer of its first drafts are accepted.",
+    ),
+]
 Force: TypeAlias = Annotated[
     bool, typer.Option("--force", help="Use a head that accepts far fewer drafts than its source.")
 ]

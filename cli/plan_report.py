@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.head import HeadReport
@@ -12,6 +13,7 @@ from mtp_gguf.gguf_tools.vision import PART
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.head_speed import HeadSpeed
+    from mtp_gguf.convert.acceptance import AcceptanceCheck
     from mtp_gguf.convert.mix import Choice, Knapsack
     from mtp_gguf.convert.pipeline import Outcome
     from mtp_gguf.convert.plan import Plan, PlannedTensor
@@ -81,6 +83,7 @@ def summary_json(
     outcome: "Outcome",
     kernels: Mapping[str, str] | None,
     warnings: Sequence[str],
+    acceptance: "Mapping[Path, AcceptanceCheck]",
 ) -> str:
     """Return plans and outcome as one JSON object."""
     cost = {
@@ -90,6 +93,7 @@ def summary_json(
         "utilisation": outcome.utilisation,
         "peak_bytes": outcome.peak_bytes,
         "warnings": list(warnings),
+        "acceptance": {str(path): check.fields() for path, check in acceptance.items()},
     }
     return json.dumps(_fields(plans, kernels) | cost, indent=1)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_gguf.convert.options import check_revision
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.interrupted import Interrupted
 from mtp_gguf.gguf_tools.remote import hub_model
@@ -19,7 +20,16 @@ from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.text import human_bytes, printable
 from mtp_gguf.gguf_tools.text_files import whole_texts
 
-from .options import AsJson, Revision, Threads, parse_bytes, usage_of
+from .console import CONSOLE
+from .options import (
+    AsJson,
+    LeastAcceptance,
+    NoCheck,
+    Revision,
+    Threads,
+    parse_bytes,
+    usage_of,
+)
 from .progress import byte_progress, reports_errors, say
 from .quality_run import measure_quality
 
@@ -51,6 +61,9 @@ class _Options:
     threads: int | None
     public: bool
     replace: bool
+    no_check: bool
+    least: float
+    force: bool
     no_upload: bool
     worker_upload: bool
     remove_local: bool
@@ -165,13 +178,20 @@ def publish(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and the model card; write nothing.")
     ] = False,
+    no_check: NoCheck = False,
+    least_acceptance: LeastAcceptance = LEAST,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Publish a head below --least-acceptance all the same."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert a checkpoint to several types and publish them on the hub.
 
     All files are made from one read of the weights, which stay on the hub if SOURCE is there.
     They include the MTP head and, if the model has one, the vision tower; files of more than 50 GB
-    are split. Each is examined as by doctor, a model card is written, and all is uploaded. A
+    are split. Each is examined as by doctor, the acceptance rate of its head is measured and
+    stored in it (docs/acceptance.md), a model card is written, and all is uploaded. A
     second call goes on where the first one stopped. Of a list, the models that fail do not stop
     the others.
 
@@ -209,6 +229,9 @@ def publish(
         threads=threads,
         public=public,
         replace=replace,
+        no_check=no_check,
+        least=least_acceptance,
+        force=force,
         no_upload=no_upload,
         worker_upload=worker_upload,
         remove_local=remove_local,
@@ -298,11 +321,16 @@ def _publish(
     parents: bool = False,
 ) -> dict[str, Any]:
     """Publish one model and print what was done, unless --json is for the caller to print."""
+    from mtp_gguf.convert.acceptance import is_measured  # noqa: PLC0415
     from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.resolve import open_model  # noqa: PLC0415
     from mtp_gguf.gguf_tools.imatrix import read_imatrix  # noqa: PLC0415
     from mtp_gguf.publish.card import card_of  # noqa: PLC0415
-    from mtp_gguf.publish.release import open_record, plan_release  # noqa: PLC0415
+    from mtp_gguf.publish.release import (  # noqa: PLC0415
+        measure_files,
+        open_record,
+        plan_release,
+    )
     from mtp_gguf.publish.upload import check_repository  # noqa: PLC0415
 
     target = entry.repository
@@ -325,6 +353,7 @@ def _publish(
             imatrix=importance,
             sidecar=options.sidecar,
             split=options.split,
+            measured=is_measured(no_check=options.no_check) and not options.worker_upload,
         )
         card = str(card_of(release, target))
         if options.dry_run:
@@ -345,7 +374,8 @@ def _publish(
                     _convert(release, record, options.threads, cluster)
             if options.text:
                 _measure(release, record, options)
-                card = str(card_of(release, target, record.measured))
+            acceptance = measure_files(release, options.least, CONSOLE, force=options.force)
+            card = str(card_of(release, target, record.measured, acceptance))
             _write_card(folder / _CARD, card)
             if not options.no_upload:
                 _upload(release, target, found, record, options)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from mtp_gguf.gguf_tools.depth_file import VARIABLE as DEPTH_FILE
+from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.process_memory import free_memory
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
@@ -171,12 +173,14 @@ def serve(
         bool, typer.Option("--no-draft", help="Serve without drafting with a head.")
     ] = False,
     lookup: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--lookup/--no-lookup",
-            help="Also draft from earlier text of a slot if it repeats; with --no-draft, alone.",
+            help="Also draft from earlier text of a slot if it repeats; with --no-draft, alone "
+            "(default: only for a model of attention without a head).",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     lookup_file: Annotated[
         list[Path] | None,
         typer.Option(
@@ -282,7 +286,7 @@ def serve(
         except NoHeadError as error:
             if depth not in (None, AUTO):
                 raise
-            headless = f"{error}; serving without a head"
+            headless = str(error)
     tower, several = None, ""
     if mmproj or not any(option in passed for option in MMPROJ_OPTIONS):
         tower, several = choose_mmproj(file, mmproj)
@@ -290,6 +294,11 @@ def serve(
     check_loads(served)
     address = resolve(host, port)
     server = ask(find_server(llama_server))
+    if headless:
+        if lookup is None:
+            lookup = server.lookup and file.attends_only  # no copies of a state
+        source = "with drafts from its text" if lookup or lookup_file else "without drafts"
+        headless += f"; serving {source}"
     tuned, ignored = None, None
     if served.head_file is not None:
         tuned, ignored = find_profile(file.path, server.kernels, None)
@@ -307,7 +316,7 @@ def serve(
         rpc,
         allow_public,
         [*given, *passed],
-        lookup=lookup or index is not None,
+        lookup=bool(lookup) or index is not None,
         lookup_index=index,
         sessions=sessions,
         share_sessions=share_sessions,
@@ -328,8 +337,17 @@ def serve(
     if huge_pages:
         _check_room(served, server)
         variables = huge_page_environment(os.environ if variables is None else variables)
+    if served.head_file is not None:
+        files = [one.path for one in (served.file, served.head_file) if one]
+        costs = (server.path, wanted, settings, rpc, lookup, huge_pages)
+        remembered = depth_file(files, *map(str, costs), *without_key([*given, *passed]))
+        if remembered:
+            variables = {**(os.environ if variables is None else variables)}
+            variables[DEPTH_FILE] = str(remembered)
     lacking = _lacking(server)
-    notes = (lacking, kernels, headless, several, ignored, missing, *command.notes)
+    own = served.head_file is file
+    acceptance = f"acceptance: {file.acceptance}" if own and file.acceptance else ""
+    notes = (lacking, kernels, headless, several, ignored, missing, acceptance, *command.notes)
     for note in filter(None, notes):
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:

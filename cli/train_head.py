@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.train.options import (
     EPOCHS,
@@ -25,7 +26,9 @@ from .options import (
     AsJson,
     FastMtp,
     GpuLayers,
+    LeastAcceptance,
     MtpF16,
+    NoCheck,
     Overwrite,
     Raw,
     Threads,
@@ -157,6 +160,8 @@ def train_head(
         ),
     ] = None,
     overwrite: Overwrite = False,
+    no_check: NoCheck = False,
+    least_acceptance: LeastAcceptance = LEAST,
     as_json: AsJson = False,
 ) -> None:
     """Train the MTP head of a GGUF for its trunk, quantized as it is.
@@ -165,6 +170,9 @@ def train_head(
     are kept on disk. The head learns to predict what this trunk says, several tokens ahead. Use it
     for a fine-tune with the head of its base model, for a trunk that lost its head, for strong
     quantization, and for small draft vocabularies. The trunk's tensors are not changed.
+
+    Qwen2, Qwen3 and Llama models have no heads in llama.cpp; for them the output is a carrier
+    (`mtp-gguf carry`) with a new head.
 
     An interrupted run continues where it stopped if the same command is run again.
     docs/train.md says how much text and time it takes, and when it cannot help.
@@ -206,17 +214,28 @@ def train_head(
         gpu_layers=gpu_layers,
         work=work,
         overwrite=overwrite,
+        no_check=no_check,
+        least_acceptance=least_acceptance,
         progress=CONSOLE,
     )
     if as_json:
         head = file_fields(result.path) if result.is_gguf else {"path": str(result.path)}
-        fields = {**head, **result.figures, "warnings": result.warnings}
+        fields = {
+            **head,
+            **result.figures,
+            "stored_acceptance": result.acceptance.fields() if result.acceptance else None,
+            "warnings": result.warnings,
+        }
         typer.echo(json.dumps(fields, indent=1))
         return
     for line in _report(result.figures):
         typer.echo(line)
     if result.is_gguf:
         report_file(result.path, None if head_only else "mtp-gguf tune {}")
+        if result.acceptance:
+            typer.echo(result.acceptance.text)
+            if result.acceptance.warning:
+                typer.echo(f"warning: {result.acceptance.warning}")
     else:
         typer.echo(f"{result.path}: mtp.* tensors; put it beside the checkpoint's config.json")
     if result.kept:

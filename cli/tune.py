@@ -10,7 +10,6 @@ import typer
 
 from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.output import OutputFile, check_output
 from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.profile import (
@@ -93,7 +92,7 @@ def tune(
     found = local_model(model, head)
     path = profile_path(found.path)
     drafting = open_model(found.head or found.path)
-    draft = drafting.head.draft
+    in_use = drafting.head.in_use
     if not dry_run:
         check_output(path, [found.path], overwrite=True)
         with OutputFile(path, LARGEST_PROFILE):  # fail now, not after minutes of measuring
@@ -110,10 +109,7 @@ def tune(
     _note_other_kernels(model)
     gpu_layers = usable_gpu_layers(gpu_layers)
     used = threads or computing_threads()
-    sizes = [0]
-    if draft:
-        sizes += [size for size in (draft.size // 2, draft.size // 4) if size]
-        sizes += [-1] if draft.layout is DraftLayout.IDS else []
+    sizes = [0, *(in_use.other_sizes if in_use else ())]
     fewer = sorted({used // 2, 1} - {0, used}, reverse=True)
     # Replay is always the cheapest: the other modes copy states, and decode again.
     rollbacks = ROLLBACKS[:1] if replays(drafting.architecture, gpu_layers) else ROLLBACKS

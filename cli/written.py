@@ -69,9 +69,9 @@ def head_verdict(report: HeadReport) -> str:
     if not report.ready:
         return f"cannot draft: {printable(report.reason)}"
     draft = "full vocabulary"
-    if report.draft:
-        draft = f"FastMTP {report.draft.size} tokens, layout {report.draft.layout.value}"
-        if report.draft.coverage is not None:
-            draft += f", covers {report.draft.coverage:.1%} of its corpus"
+    if report.in_use:
+        draft = f"{'FastMTP' if report.draft else 'draft vocabulary of'} {report.in_use.text}"
+    if report.draft and report.draft.coverage is not None:
+        draft += f", covers {report.draft.coverage:.1%} of its corpus"
     where = "" if report.stock else "; stock llama.cpp cannot load this layout"
     return f"can draft: {report.reason} ({count_types(report.types)}), {draft}{where}"

@@ -1,13 +1,14 @@
 """`mtp_gguf.convert(...)`: the conversion with all options of `mtp-gguf convert`."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.errors import OptionError, RequestError
 from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.imatrix import read_imatrix
@@ -20,6 +21,7 @@ from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.system import MAX_THREADS, CoreMeter
 from mtp_gguf.gguf_tools.text_files import whole_texts
 
+from .acceptance import AcceptanceCheck, is_measured, record_acceptance
 from .blueprint import HeadChoice
 from .conversion import Planned, is_gguf, planned
 from .converted_head import head_in_type
@@ -57,7 +59,7 @@ class Converted:
     plans: one for each precision, with all tensors. choice: the types chosen for a target, with
     the other choices; None without a target. heads: what was measured to choose the head's type.
     outcome: time and memory; None if nothing was written. warnings: sentences about what was
-    written.
+    written. acceptance: of each file that can draft, by its first shard, if it was to be measured.
     """
 
     plans: tuple[Plan, ...]
@@ -65,6 +67,7 @@ class Converted:
     heads: "tuple[HeadSpeed, ...]" = ()
     outcome: Outcome | None = None
     warnings: tuple[str, ...] = ()
+    acceptance: Mapping[Path, AcceptanceCheck] = field(default_factory=dict)
 
     @property
     def sizes(self) -> dict[Path, int]:
@@ -112,6 +115,7 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     no_check: bool = False,
+    least_acceptance: float = LEAST,
     force: bool = False,
     progress: Progress = QUIET,
     on_plan: Callable[[Converted], None] = lambda _: None,
@@ -157,6 +161,7 @@ def convert(
     check_range("--target-kld", target_kld, LEAST_KLD)
     check_range("--target-size", target_size, 1)
     check_range("--split-max-size", split_max_size, 1)
+    check_range("--least-acceptance", least_acceptance, 0, 1)
     draft = DraftOptions.of(fastmtp, fastmtp_corpus, fastmtp_ids)
     layout = _layout(fastmtp_layout)
     if no_mtp and (head_only or mtp_from or head_name or draft.wanted):
@@ -224,6 +229,7 @@ def convert(
         tokenizer_pre=tokenizer_pre,
         split_max_size=split_max_size,
         output=output,
+        measured=is_measured(no_check=no_check),
     )
     heads: tuple[HeadSpeed, ...] = ()
     if auto:
@@ -271,7 +277,13 @@ def convert(
         if gate:
             refuse(gate, force=force, written=first)
             warnings = [*warnings, *gate.warnings()]
-    return replace(result, outcome=outcome, warnings=tuple(warnings))
+    checks = {
+        plan.shards[0].path: record_acceptance(plan.shards[0].path, progress, least_acceptance)
+        for plan in result.plans
+        if plan.is_measured
+    }
+    poor = [f"{path}: {check.warning}" for path, check in checks.items() if check.warning]
+    return replace(result, outcome=outcome, warnings=(*warnings, *poor), acceptance=checks)
 
 
 @contextmanager

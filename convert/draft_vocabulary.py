@@ -19,7 +19,6 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
 from mtp_gguf.gguf_tools.format import Value, ValueType
 
-DEFAULT_SIZE = 32768
 # Below this many counted tokens for each of the list, most of the list was hardly counted, or not.
 _COUNTED_PER_ID = 4
 COVERAGE_SIZES = (8192, 16384, 32768, 65536)
@@ -63,11 +62,6 @@ class DraftVocabulary:
         if self.coverage:
             keys[COVERAGE_KEY] = Value(ValueType.F32, self.coverage[len(self.ids)])
         return keys
-
-
-def default_size(n_vocab: int, n_required: int) -> int:
-    """The default size: 32K as in FastMTP, or a quarter of a small vocabulary."""
-    return max(min(DEFAULT_SIZE, n_vocab // 4), n_required)
 
 
 class Encoder(Protocol):

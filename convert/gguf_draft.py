@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.draft_list import required_ids
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.fastmtp import default_size
 from mtp_gguf.gguf_tools.model import Model
 
 from . import draft_vocabulary
@@ -38,7 +39,7 @@ def rank_for_gguf(
     if not n_vocab:
         raise RequestError(f"{model.path}: has neither an embedding nor tokens to choose from")
     required = required_ids(model)
-    wanted = size or draft_vocabulary.default_size(n_vocab, len(required))
+    wanted = size or default_size(n_vocab, len(required))
     if ids_file:
         return draft_vocabulary.rank_by_list(ids_file, required, n_vocab, size)
     if corpus:
@@ -68,7 +69,7 @@ def rank_by_own_output(
     if not n_vocab:
         raise RequestError(f"{model.path}: has neither an embedding nor tokens to choose from")
     required = required_ids(model)
-    wanted = size or draft_vocabulary.default_size(n_vocab, len(required))
+    wanted = size or default_size(n_vocab, len(required))
     asked, written = np.zeros(n_vocab, np.int64), np.zeros(n_vocab, np.int64)
     count = 0
     for prompt, answer in answers:

@@ -7,21 +7,30 @@ from functools import partial
 from pathlib import Path
 
 from mtp_gguf.gguf_tools import transplant
+from mtp_gguf.gguf_tools.acceptance import LEAST, reserved
 from mtp_gguf.gguf_tools.doctor import original_of
+from mtp_gguf.gguf_tools.draft_list import BEFORE_TOKENIZER
 from mtp_gguf.gguf_tools.errors import OptionError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.interrupted import leaves_nothing
-from mtp_gguf.gguf_tools.model import Model, open_model
+from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.new_file import head_warnings, local_files, output_path, write_file
 from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.progress import QUIET, Progress
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, inserted
 
-from .acceptance import AcceptanceCheck, check_acceptance
+from .acceptance import AcceptanceCheck, is_measured, record_acceptance
 from .converted_head import converted_head, head_in_type
 from .head_gate import HeadGate, gate_donor, gate_type, is_small, measurable, refuse
-from .options import DraftOptions, StrPath, check_revision, gguf_output, head_type_named
+from .options import (
+    DraftOptions,
+    StrPath,
+    check_range,
+    check_revision,
+    gguf_output,
+    head_type_named,
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,7 @@ def graft(
     revision: str | None = None,
     overwrite: bool = False,
     no_check: bool = False,
+    least_acceptance: float = LEAST,
     force: bool = False,
     progress: Progress = QUIET,
 ) -> Grafted:
@@ -84,6 +94,7 @@ def graft(
     """
     base, source = str(base), str(source)
     output = None if output is None else gguf_output(str(output))
+    check_range("--least-acceptance", least_acceptance, 0, 1)
     draft = DraftOptions.of(fastmtp, fastmtp_corpus, fastmtp_ids)
     head_type = head_type_named(mtp_f16, mtp_type)
     from_gguf = names_gguf(source)
@@ -117,20 +128,14 @@ def graft(
                     files = opened.paths[0], donor.paths[0]
                     gate = gate_type(*files, head_type, convert, progress)
             refuse(gate, force=force)
+            measured = is_measured(no_check=no_check) and opened.head.kind.ours
+            if measured:
+                metadata = inserted(spec.metadata, reserved(), BEFORE_TOKENIZER)
+                spec = OutputSpec(metadata, spec.tensors)
             write_file("graft", spec, target, sources, overwrite, progress)
         original = original_of(opened)
-    check = None if no_check else _checked(target, progress)
+    check = record_acceptance(target, progress, least_acceptance) if measured else None
     return Grafted(target, gate, check, original)
-
-
-def _checked(path: Path, progress: Progress) -> AcceptanceCheck | None:
-    """Measure the acceptance rate; None if only llama-server drafts with the architecture."""
-    with open_model(path) as model:
-        report = model.head.report
-    if not report.ours:
-        return None
-    has_list = report.draft is not None and report.draft.layout is DraftLayout.IDS
-    return check_acceptance(path, progress, has_list=has_list)
 
 
 def _keys(

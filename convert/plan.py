@@ -1,13 +1,15 @@
 """Plans a conversion before any weights are read: what is written, how, and to which files."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.acceptance import reserved
+from mtp_gguf.gguf_tools.draft_list import BEFORE_TOKENIZER
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, DraftLayout
 from mtp_gguf.gguf_tools.format import Layout, RawValue, TensorSpec, Value, ValueType, lay_out
@@ -15,6 +17,8 @@ from mtp_gguf.gguf_tools.head import block_of, part_of
 from mtp_gguf.gguf_tools.head_files import PREFIX as HEAD_PREFIX
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import shard_path
+from mtp_gguf.gguf_tools.nextn import OUR_ARCHITECTURES
+from mtp_gguf.gguf_tools.rewrite import inserted
 from mtp_gguf.gguf_tools.tensor_types import F32, I64, NVFP4, Q8_0, TensorType
 from mtp_gguf.quantize import ggml
 
@@ -50,7 +54,7 @@ class Request:
     also: further precisions, each written to a separate file next to the first.
     mmproj: type of the mmproj file; None without one. sidecar: precision of a file with the head
     alone; None without one. recipe: lines of a recipe, which the overrides carry out and the
-    metadata record.
+    metadata record. measured: reserve the keys of the acceptance in files that can draft.
     """
 
     quant: str
@@ -67,6 +71,7 @@ class Request:
     model_name: str | None = None
     split_max_size: int | None = None
     output: Path | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +122,8 @@ class Shard:
 class Plan:
     """A fully decided conversion to one precision.
 
-    skipped: unused source tensors with the reason. notes: sentences for the user.
+    skipped: unused source tensors with the reason. notes: sentences for the user. is_measured:
+    whether keys are reserved for the acceptance of its head.
     """
 
     quant: str
@@ -126,6 +132,7 @@ class Plan:
     notes: tuple[str, ...]
     draft: DraftVocabulary | None
     imatrix: Imatrix | None
+    is_measured: bool = False
 
     @property
     def tensors(self) -> Iterator[PlannedTensor]:
@@ -136,7 +143,7 @@ class Plan:
     @property
     def has_trunk(self) -> bool:
         """Whether this is a file of the model, and not of its head or vision tower alone."""
-        return any(t.part == "base" and block_of(t.spec.name) is not None for t in self.tensors)
+        return _has_trunk(self.tensors)
 
     @property
     def size(self) -> int:
@@ -187,6 +194,9 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
         spec = TensorSpec(name, scale.shape, F32)
         tensors.append(PlannedTensor(spec, part(name), data=scale))
     tensors.sort(key=lambda t: file_order(t.spec.name))
+    is_measured = request.measured and _can_draft(tensors, metadata)
+    if is_measured:
+        metadata = inserted(metadata, reserved(), BEFORE_TOKENIZER)
     path = output_path(request, metadata, quant)
     specs = [(t.spec, t.target) for t in tensors]
     return Plan(
@@ -200,7 +210,19 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
         ),
         draft=content.draft,
         imatrix=imatrix,
+        is_measured=is_measured,
     )
+
+
+def _has_trunk(tensors: Iterable[PlannedTensor]) -> bool:
+    return any(t.part == "base" and block_of(t.spec.name) is not None for t in tensors)
+
+
+def _can_draft(tensors: Sequence[PlannedTensor], metadata: Mapping[str, Value | RawValue]) -> bool:
+    """Whether a file is of a model and its head, with which our runtime drafts."""
+    architecture = metadata.get("general.architecture")
+    ours = isinstance(architecture, Value) and architecture.data in OUR_ARCHITECTURES
+    return ours and _has_trunk(tensors) and any(t.part == "head" for t in tensors)
 
 
 def _draft_notes(draft: DraftVocabulary | None, request: Request) -> tuple[str, ...]:

@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.fastmtp import OUTPUT_TENSOR, SHORT_HEAD_SUFFIX, DraftLayout
+from mtp_gguf.gguf_tools.fastmtp import (
+    OUTPUT_TENSOR,
+    SHORT_HEAD_SUFFIX,
+    DraftLayout,
+    default_size,
+)
 from mtp_gguf.gguf_tools.format import Value, ValueType
 from mtp_gguf.gguf_tools.head import block_of
 from mtp_gguf.gguf_tools.nextn import BLOCKS
@@ -243,7 +248,7 @@ def with_draft_rows(
 def _rank(
     request: DraftRequest, tokenizer: Tokenizer, required: Sequence[int], n_vocab: int
 ) -> DraftVocabulary:
-    size = request.size or draft_vocabulary.default_size(n_vocab, len(required))
+    size = request.size or default_size(n_vocab, len(required))
     if request.ids_file:
         return draft_vocabulary.rank_by_list(request.ids_file, required, n_vocab, request.size)
     if request.corpus:

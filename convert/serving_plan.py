@@ -336,8 +336,6 @@ def _serve(asked: Asked, made: _Made) -> Step:
     words = ["serve", made.model, "--host", asked.host, "--port", str(asked.port)]
     if made.head:
         words += ["--head", made.head]
-    if made.why_plain:
-        words.append("--no-draft")
     if asked.llama_server is not None:
         words += ["--llama-server", str(asked.llama_server)]
     words.append("--example")
@@ -345,7 +343,7 @@ def _serve(asked: Asked, made: _Made) -> Step:
         words += ["--", *asked.passed]
     what = f"at http://{asked.host}:{asked.port}"
     if made.why_plain:
-        what += f", without drafting: {made.why_plain}"
+        what += f", without a head: {made.why_plain}"
     done = "as asked (--skip)" if StepName.SERVE in asked.skip else ""
     return Step(StepName.SERVE, tuple(words), what, done=done)
 

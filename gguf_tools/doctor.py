@@ -13,11 +13,12 @@ from enum import Enum
 from pathlib import Path
 from sys import byteorder
 
+from .acceptance import Stored, read_stored
 from .draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, required_ids
 from .drafters import Drafter
 from .drafters import misfits as misfits_of_drafter
 from .errors import FormatError, RequestError
-from .fastmtp import DraftLayout, StoredDraftVocabulary
+from .fastmtp import DraftInUse, DraftLayout, StoredDraftVocabulary, draft_in_use
 from .format import ArrayRef, ValueType
 from .head import MtpHead
 from .head_files import models_beside, trunks_beside
@@ -26,7 +27,7 @@ from .loadable import load_faults
 from .loader_rules import refusals
 from .memory import DraftMemory, draft_memory
 from .model import Model
-from .nextn import BLOCKS
+from .nextn import BLOCKS, CARRIED
 from .remote import download_command, is_remote
 from .shell import quoted
 from .tensor_types import F32
@@ -80,10 +81,12 @@ class Finding:
 class Diagnosis:
     """The result of examining a model.
 
-    head: a short description of the head, None if there is none. runs_with: commands that draft
+    head: a short description of the head, None if there is none. in_use: what our runtime drafts
+    over, None for the whole vocabulary. runs_with: commands that draft
     with it. memory: the memory that drafting takes, None if the model cannot draft. tower: the
     vision tower, of an mmproj file or of the one that was examined with the model. drafter: the
-    one that is examined in place of a head.
+    one that is examined in place of a head. acceptance: what the file states of its own head; None
+    if it states nothing, or if the head is in another file.
     """
 
     path: str
@@ -94,6 +97,8 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     tower: VisionTower | None = None
     drafter: Drafter | None = None
+    in_use: DraftInUse | None = None
+    acceptance: Stored | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -134,6 +139,8 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
             findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
         findings += [*_unloadable(model), *_sidecar(model, separate), *_no_graph(head)]
+    if any(f.code in ("architecture", "no-head", "claimed-head") for f in findings):
+        findings += _instead(model)
     findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
@@ -145,6 +152,10 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         if sound and head.head.kind.ours
         else None,
         findings=tuple(sorted(findings, key=lambda f: list(Severity).index(f.severity))),
+        in_use=draft_in_use(draft, model.vocabulary_size or 0)
+        if sound and head.head.kind.ours
+        else None,
+        acceptance=read_stored(model) if sound and separate is None else None,
     )
 
 
@@ -312,11 +323,15 @@ def _try_with(head: Model, fits: Sequence[Path]) -> str:
 def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     """Faults that prevent using the head, each with the command that fixes it."""
     original = original_of(model)
+    added = f"mtp-gguf graft {quoted(model.path)} --from {original}"
+    trained = f"mtp-gguf train-head {quoted(model.path)} --text FILES"
+    if model.head.carried_from:
+        added = trained
     fixes = {
-        "architecture": "",
+        "architecture": trained if model.architecture in CARRIED else "",
         "blocks": f"mtp-gguf convert {original} --mtp-f16",
-        "no-head": f"mtp-gguf graft {quoted(model.path)} --from {original}",
-        "claimed-head": f"mtp-gguf graft {quoted(model.path)} --from {original}",
+        "no-head": added,
+        "claimed-head": added,
         "hidden-head": _regraft(head, str(head.path)),
         "block-count": _regraft(head, str(head.path)),
         "recurrent-layers": _regraft(head, str(head.path)),
@@ -327,6 +342,13 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     for fault in head.head.faults:
         fix = fixes.get(fault.code, _regraft(head, original))
         yield Finding(fault.code, Severity.FAULT, fault.text, fix)
+
+
+def _instead(model: Model) -> Iterator[Finding]:
+    """Say what drafts in place of a head."""
+    if not model.head.is_alone:
+        text = "without a head, generate, chat and serve draft from the text where it repeats"
+        yield Finding("from-text", Severity.NOTE, text)
 
 
 def _load_findings(model: Model, head: Model) -> Iterator[Finding]:

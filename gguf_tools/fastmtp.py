@@ -20,6 +20,13 @@ SHORT_HEAD_SUFFIX = "nextn.shared_head_head.weight"
 OUTPUT_TENSOR = "output.weight"
 EMBEDDING_TENSOR = "token_embd.weight"
 
+_DEFAULT_SIZE = 32768
+# What our runtime does when it loads a file (native/src/head/draft_vocabulary.cpp): it makes a list
+# for a vocabulary of at least this size. At the end of a list so many ids, or a quarter, are replaced
+# by tokens of the text, and so many more in a made list by others of their scripts.
+_LEAST_VOCABULARY = 32768
+_RING, _SCRIPT_RING = 2048, 8192
+
 
 class DraftLayout(str, Enum):
     """How a draft vocabulary is stored."""
@@ -37,6 +44,55 @@ class StoredDraftVocabulary:
     size: int
     source: str | None
     coverage: float | None
+
+
+@dataclass(frozen=True)
+class DraftInUse:
+    """What our runtime drafts over.
+
+    size: tokens. ring: how many of them follow the text. layout: that of the list in the file; None
+    if the file has none, and gets one when it is loaded.
+    """
+
+    size: int
+    ring: int
+    layout: DraftLayout | None
+
+    @property
+    def gathered(self) -> bool:
+        """Whether the rows of its tokens are copied from those of the whole vocabulary."""
+        return self.layout in {None, DraftLayout.IDS}
+
+    @property
+    def other_sizes(self) -> list[int]:
+        """Sizes to compare it with; -1 for the whole vocabulary. A made list can also be longer."""
+        larger = [] if self.layout else [2 * self.size]
+        smaller = [size for size in (self.size // 2, self.size // 4) if size]
+        return larger + smaller + ([-1] if self.gathered else [])
+
+    @property
+    def text(self) -> str:
+        """The same in a few words for people."""
+        made = "by id, chosen when the file is loaded"
+        origin = f"layout {self.layout.value}" if self.layout else made
+        follow = f", the last {self.ring} follow the text" if self.ring else ""
+        return f"{self.size} tokens, {origin}{follow}"
+
+
+def default_size(n_vocab: int, n_required: int) -> int:
+    """The default size of a list: 32K as in FastMTP, or a quarter of a small vocabulary."""
+    return max(min(_DEFAULT_SIZE, n_vocab // 4), n_required)
+
+
+def draft_in_use(draft: StoredDraftVocabulary | None, n_vocab: int) -> DraftInUse | None:
+    """What our runtime drafts over by default; None for the whole vocabulary."""
+    if draft is not None:
+        ring = min(_RING, draft.size // 4) if draft.layout is DraftLayout.IDS else 0
+        return DraftInUse(draft.size, ring, draft.layout)
+    if n_vocab < _LEAST_VOCABULARY:
+        return None
+    size = default_size(n_vocab, 0)
+    return DraftInUse(size, sum(min(ring, size // 4) for ring in (_RING, _SCRIPT_RING)), None)
 
 
 def find_draft_vocabulary(

@@ -537,10 +537,7 @@ def lay_out(metadata: Mapping[str, Value | RawValue], tensors: Sequence[TensorSp
     """
     alignment = _alignment_to_write(metadata)
     parts = [MAGIC, _U32.pack(VERSION), _U64.pack(len(tensors)), _U64.pack(len(metadata))]
-    for key, value in metadata.items():
-        if fault := _name_fault(key, MAX_KEY_BYTES, ()):
-            raise FormatError(f"key: expected a name of 1 to {MAX_KEY_BYTES} bytes, found {fault}")
-        parts += [_string_bytes(key), _value_bytes(key, value)]
+    parts.append(encoded_keys(metadata))
     relative = 0
     offsets = []
     names: set[str] = set()
@@ -556,6 +553,16 @@ def lay_out(metadata: Mapping[str, Value | RawValue], tensors: Sequence[TensorSp
     data_offset = padded(len(header), alignment) if tensors else len(header)
     header += bytes(data_offset - len(header))
     return Layout(header, tuple(data_offset + o for o in offsets), data_offset + relative)
+
+
+def encoded_keys(metadata: Mapping[str, Value | RawValue]) -> bytes:
+    """The bytes of these keys and values as they follow each other in a header."""
+    parts = []
+    for key, value in metadata.items():
+        if fault := _name_fault(key, MAX_KEY_BYTES, ()):
+            raise FormatError(f"key: expected a name of 1 to {MAX_KEY_BYTES} bytes, found {fault}")
+        parts += [_string_bytes(key), _value_bytes(key, value)]
+    return b"".join(parts)
 
 
 def _alignment_to_write(metadata: Mapping[str, Value | RawValue]) -> int:

@@ -16,13 +16,15 @@ from .fastmtp import (
     ID_MAP_TENSOR,
     OUTPUT_TENSOR,
     SHORT_HEAD_SUFFIX,
+    DraftInUse,
     DraftLayout,
     StoredDraftVocabulary,
+    draft_in_use,
     find_draft_vocabulary,
     vocabulary_size,
 )
 from .format import ArrayRef, GgufFile, Scalar, TensorInfo
-from .nextn import BLOCKS, FUSED_SUFFIXES, KNOWN, NextnBlock
+from .nextn import BLOCKS, CARRIED, FUSED_SUFFIXES, KNOWN, NextnBlock
 from .shell import quoted
 
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)")
@@ -33,6 +35,8 @@ _WIDE_TRUNK_TENSOR = "blk.0.hc_attn_norm.weight"  # the same, with hyper-connect
 # (`convert_hf_to_gguf.py --mtp-shared-embd` of llama.cpp #28243, Unsloth's sidecars).
 SHARED_TENSORS = (EMBEDDING_TENSOR, OUTPUT_NORM_TENSOR, OUTPUT_TENSOR)
 SHARED_KEY = "nextn_shared_target_tensors"
+# The architecture that a carrier was made from (`carrier.py`).
+CARRIED_FROM_KEY = "mtp_gguf.carrier.architecture"
 
 # Metadata that a head-only file repeats; where both files have them, the values must be the same.
 _SHARED_KEYS = (
@@ -67,7 +71,8 @@ class HeadReport:
     block: index of the MTP block; None if the file has neither its tensors nor metadata for it.
     types: number of matrices of the head by tensor type. stock: whether an unpatched llama.cpp
     loads the file. ours: whether our runtime drafts with it; else llama-server does. shared:
-    whether it is a head-only file that takes embedding and output from its trunk.
+    whether it is a head-only file that takes embedding and output from its trunk. in_use: what our
+    runtime drafts over; None for the whole vocabulary.
     """
 
     ready: bool
@@ -78,6 +83,7 @@ class HeadReport:
     stock: bool
     ours: bool = False
     shared: bool = False
+    in_use: DraftInUse | None = None
 
 
 def block_of(name: str) -> int | None:
@@ -132,19 +138,15 @@ class MtpHead:
 
     @property
     def _unknown_text(self) -> str:
-        """Why the heads of an unknown architecture are left alone."""
+        """Why a model of another architecture has no head, and how it gets one."""
         found = self.file.keys.get("general.architecture")
-        known = ", ".join(KNOWN)
         if not isinstance(found, str):
-            found = "an array" if isinstance(found, ArrayRef) else repr(found)
-            return f"architecture {found} is not one of {known}"
-        blocks = self._nextn_blocks
-        block = (
-            f", whose NextN block (block {min(blocks)}) llama.cpp does not draft with,"
-            if blocks
-            else ""
-        )
-        return f"architecture {found!r}{block} is not one of {known}"
+            found = "an array" if isinstance(found, ArrayRef) else "none"
+            return f"general.architecture: expected the name of an architecture, found {found}"
+        lack = f"llama.cpp has no MTP head for architecture {found!r}"
+        if blocks := self._nextn_blocks:
+            lack = f"llama.cpp does not draft with block {min(blocks)}, a NextN block of {found!r}"
+        return lack + (" (mtp-gguf train-head can train one)" if found in CARRIED else "")
 
     @cached_property
     def _nextn_blocks(self) -> set[int]:
@@ -156,6 +158,13 @@ class MtpHead:
     def is_known(self) -> bool:
         """Whether MTP heads of the model's architecture are supported."""
         return self.file.keys.get("general.architecture") in KNOWN
+
+    @property
+    def carried_from(self) -> str | None:
+        """The architecture of the original if this is a carrier, else None."""
+        found = self.file.keys.get(CARRIED_FROM_KEY)
+        is_carrier = self.file.keys.get("general.architecture") == "glm4moe"
+        return found if is_carrier and isinstance(found, str) else None
 
     @cached_property
     def trunk_layers(self) -> int:
@@ -334,8 +343,8 @@ class MtpHead:
         """Whether the model can draft, in one sentence and a few facts."""
         if self.faults:
             fault = self.faults[0]
-            hint = "; mtp-gguf graft adds one" if fault.code == "no-head" else ""
-            return self.refusal(fault.text + hint)
+            hint = "mtp-gguf train-head trains" if self.carried_from else "mtp-gguf graft adds"
+            return self.refusal(fault.text + (f"; {hint} one" if fault.code == "no-head" else ""))
         shared = self.is_shared
         drafts = self.kind.graph
         known = self.draft is None or self.draft.layout is DraftLayout.IDS
@@ -347,7 +356,8 @@ class MtpHead:
         if not drafts:
             reason += f", for a llama.cpp that drafts with {self.architecture} (newer than ours)"
         block, ours = self.trunk_layers, self.kind.ours
-        return HeadReport(True, reason, block, self.types, self.draft, stock, ours, shared)
+        in_use = draft_in_use(self.draft, (self.vocabulary_size or 0) if ours else 0)
+        return HeadReport(True, reason, block, self.types, self.draft, stock, ours, shared, in_use)
 
     @property
     def blocks_text(self) -> str:
@@ -401,7 +411,8 @@ class MtpHead:
         trunk, claimed, blocks = self.trunk_layers, self.claimed_layers, self._block_count
         key = f"{self.architecture}.nextn_predict_layers"
         if not self.suffixes and not claimed:
-            yield HeadFault("no-head", "the file has no MTP head")
+            carrier = self.carried_from and f", a carrier of a {self.carried_from} model,"
+            yield HeadFault("no-head", f"the file{carrier or ''} has no MTP head")
         elif not self.suffixes:
             text = f"the metadata claims {claimed} MTP layer, but no tensor of it is there"
             yield HeadFault("claimed-head", text)

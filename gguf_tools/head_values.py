@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from .head import plain_shape
 from .model import Model
 
 _BEGINNING = 1 << 16  # bytes read of each tensor; a head that is damaged as a whole shows it there
@@ -26,8 +27,11 @@ class HeadValues:
 
 
 def head_values(model: Model) -> HeadValues:
-    """Read the beginning of each tensor of the head, and those that begin with zeros further."""
-    shapes = {name: model.tensors[name].shape for name in model.head.suffixes}
+    """Read the beginning of each tensor of the head, and those that begin with zeros further.
+
+    A matrix of one row counts as a vector: the router of one expert chooses nothing, and is zero.
+    """
+    shapes = {name: plain_shape(model.tensors[name].shape) for name in model.head.suffixes}
     return inspect_values(shapes, lambda name: _chunks(model, name))
 
 

@@ -6,8 +6,8 @@ from .fastmtp import (
     EMBEDDING_TENSOR,
     OUTPUT_TENSOR,
     SHORT_HEAD_SUFFIX,
-    DraftLayout,
     StoredDraftVocabulary,
+    draft_in_use,
 )
 from .format import ArrayRef, padded
 from .model import Model
@@ -25,13 +25,14 @@ class DraftMemory:
     """Bytes that drafting takes, without compute buffers.
 
     head: the MTP blocks and a stored draft vocabulary. draft_rows: rows of embedding and output
-    that our runtime gathers for a list in the `ids` layout. whole_rows: embedding and output, which
-    the head needs on its GPU if there is no draft vocabulary; on a CPU they are used in place, so
-    they are not part of the total. embedding_rows: what of them the head still copies if the whole
-    trunk is on that GPU: an embedding of its own. cache: K and V of the MTP blocks in F16,
-    for `context` positions. state_copy: one snapshot of the trunk's recurrent state; `copies` of
-    them are kept. state_log: replaces each snapshot on a CPU with patches/, where llama.cpp rolls
-    back by replay; the snapshot itself for architectures that it does not replay.
+    that our runtime gathers for a list in the `ids` layout, or for the one that it makes.
+    whole_rows: embedding and output, which the head needs on its GPU if it drafts over the whole
+    vocabulary; on a CPU they are used in place, so they are not part of the total. embedding_rows:
+    what of them the head still copies if the whole trunk is on that GPU: an embedding of its own.
+    cache: K and V of the MTP blocks in F16, for `context` positions. state_copy: one snapshot of
+    the trunk's recurrent state; `copies` of them are kept. state_log: replaces each snapshot on a
+    CPU with patches/, where llama.cpp rolls back by replay; the snapshot itself for architectures
+    that it does not replay.
     """
 
     head: int
@@ -75,12 +76,13 @@ def draft_memory(
     found = (trunk.tensors.get(name) or head.tensors.get(name) for name in names)
     shared = [tensor for tensor in found if tensor is not None]
     rows = whole = embedding = 0
-    if draft is None:
+    in_use = draft_in_use(draft, trunk.vocabulary_size or 0)
+    if in_use is None:
         whole = sum(tensor.nbytes for tensor in shared)
         if OUTPUT_TENSOR in trunk.tensors:
             embedding = shared[0].nbytes
-    elif draft.layout is DraftLayout.IDS:
-        rows = sum(draft.size * t.type.row_bytes(t.shape[0]) for t in (*shared, *own))
+    elif in_use.gathered:
+        rows = sum(in_use.size * t.type.row_bytes(t.shape[0]) for t in (*shared, *own))
     positions = padded(context, _BUCKET) + _BUCKET
     return DraftMemory(
         head=stored,

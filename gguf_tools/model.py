@@ -13,7 +13,7 @@ from pathlib import Path
 from .drafters import Drafter, read_drafter
 from .errors import FormatError
 from .format import ArrayRef, GgufFile, RawValue, TensorInfo, Value, open_gguf
-from .head import HeadReport, MtpHead, part_of
+from .head import HeadReport, MtpHead, block_of, part_of
 from .loader_rules import refusals
 from .safetensors import SafetensorsFile, checkpoint_files
 from .sources import Source
@@ -26,6 +26,9 @@ Metadata = dict[str, Value | RawValue]
 SPLIT_INDEX_KEY = "split.no"
 SPLIT_COUNT_KEY = "split.count"
 SPLIT_KEYS = (SPLIT_INDEX_KEY, SPLIT_COUNT_KEY, "split.tensors.count")
+
+# What was measured with exactly this file (`acceptance.py`).
+ACCEPTANCE_PREFIX = "mtp.acceptance."
 
 _SHARD_NAME = re.compile(r"(.*[^/])-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 # Names of MTP tensors in a checkpoint: of a text model, and of one with a vision tower.
@@ -122,13 +125,27 @@ class Model:
         return self.head.refusal(faults[0]) if faults else report
 
     @property
+    def attends_only(self) -> bool:
+        """Whether all blocks have attention and no recurrent state, as far as their names tell."""
+        blocks = {block_of(name) for name in self.tensors} - {None}
+        attending = {block_of(n) for n in self.tensors if ".attn_output" in n}
+        return bool(blocks) and blocks <= attending and not any(".ssm_" in n for n in self.tensors)
+
+    @property
     def vocabulary_size(self) -> int | None:
         """Rows of the embedding, or else tokens of the tokenizer; None if it has neither."""
         return self.head.vocabulary_size
 
     def metadata(self) -> Metadata:
-        """All keys except those of the split, with arrays unread."""
-        return {key: v for key, v in header_keys(self.first).items() if key not in SPLIT_KEYS}
+        """All keys, with arrays unread, except those of the split and of the measured acceptance.
+
+        Both describe this file, and not another one that is made from it.
+        """
+        return {
+            key: value
+            for key, value in header_keys(self.first).items()
+            if key not in SPLIT_KEYS and not key.startswith(ACCEPTANCE_PREFIX)
+        }
 
     def source_of(self, name: str) -> Source:
         """The file that has the tensor `name`."""

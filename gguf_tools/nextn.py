@@ -185,6 +185,9 @@ HYBRIDS = tuple(name for name, block in BLOCKS.items() if block.hybrid)
 # Their recurrent states roll back by replay (patches/0106); those of others by snapshots.
 REPLAYED = ("qwen35", "qwen35moe")
 
+# Architectures without a NextN block that `carrier` writes as `glm4moe`.
+CARRIED = ("qwen2", "qwen3", "llama")
+
 # Fused tensors that llama.cpp accepts in place of their parts (create_tensor_qkv and
 # create_tensor_gate_up_exps in llama-model.cpp). They are the concatenation of the parts' rows;
 # upstream's converter writes them with --fuse-qkv and --fuse-gate-up-exps.

@@ -30,7 +30,7 @@ from .errors import (
 )
 from .layouts import UNDERSTOOD
 
-API_VERSION = 9
+API_VERSION = 10
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 
@@ -60,6 +60,7 @@ class HeadParams(ctypes.Structure):
         ("n_seq_max", c_int32),
         ("n_batch", c_int32),
         ("fastmtp_size", c_int32),
+        ("n_ring", c_int32),
         ("embedding", c_void_p),
         ("output", c_void_p),
     )
@@ -150,6 +151,7 @@ class HeadInfo(ctypes.Structure):
         ("n_embd", c_int32),
         ("n_vocab", c_int32),
         ("n_draft_vocab", c_int32),
+        ("n_ring", c_int32),
         ("block", c_int32),
         ("n_ctx", c_int32),
         ("n_seq_max", c_int32),
@@ -545,6 +547,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_depth_new_beside(const mtp_depth * other, mtp_depth ** out);
     lib.mtp_depth_new_beside.restype = c_int32
     lib.mtp_depth_new_beside.argtypes = [c_void_p, POINTER(c_void_p)]
+    # mtp_status mtp_depth_expect(mtp_depth * depth, double acceptance);
+    lib.mtp_depth_expect.restype = c_int32
+    lib.mtp_depth_expect.argtypes = [c_void_p, c_double]
     # mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences);
     lib.mtp_depth_share.restype = c_int32
     lib.mtp_depth_share.argtypes = [c_void_p, c_int32]
@@ -601,6 +606,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     #     int32_t n_verify, const double * draft_ms, int32_t n_draft);
     lib.mtp_session_set_costs.restype = c_int32
     lib.mtp_session_set_costs.argtypes = [c_void_p, f64_p, c_int32, f64_p, c_int32]
+    # mtp_status mtp_session_remember_depth(mtp_session * session, const char * path);
+    lib.mtp_session_remember_depth.restype = c_int32
+    lib.mtp_session_remember_depth.argtypes = [c_void_p, c_char_p]
 
     # mtp_status mtp_text_drafts_new(mtp_text_drafts ** out);
     lib.mtp_text_drafts_new.restype = c_int32

@@ -1,43 +1,39 @@
-"""The acceptance rate of a file's head on a short text.
+"""The acceptance rate of a file's head on a fixed text.
 
-For each token of the text the head drafts the next one, which is compared with the trunk's most
-likely token. Nothing is sampled, so repeated runs on one machine give the same rate.
+Chains of drafts begin at fixed places of a corpus that ships with the package. The trunk verifies
+them as it does while it generates, and the text then goes on as it stands: repeated runs on one
+machine give the same counts, and those of two heads are of the same places. Half of the chains are
+verified greedily, the others by rejection sampling at temperature 1, with fixed seeds.
 """
 
 import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
+from mtp_gguf.gguf_tools.acceptance import POSITIONS, Acceptance, Counts
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.model import shard_paths
 
+from .generate import chat_writer
 from .subprocesses import run_module
 
-# Prose and code, in words that every vocabulary has.
-TEXT = """\
-The river is low in summer, and the children of the village walk across it to the old mill. When
-the rain comes in autumn, the water rises, and they have to take the long way over the bridge.
+if TYPE_CHECKING:
+    from .llama import MTPLlama
+    from .session import Session
 
-def count_words(path):
-    counts = {}
-    with open(path) as file:
-        for line in file:
-            for word in line.split():
-                counts[word] = counts.get(word, 0) + 1
-    return counts
-
-
-def main():
-    for name in sys.argv[1:]:
-        print(name, len(count_words(name)))
-"""
-_PROMPT = 12  # tokens before the first draft
-_MOST_DRAFTS = 96  # enough to measure a rate of 0.5 to 0.05 (one standard deviation)
-_LEAST_DRAFTS = 16
-_CONTEXT = 256
+_PROMPT = 12  # tokens of a passage before the first draft
+_CHAINS = 20  # of each passage, at consecutive tokens
+_LEAST_CHAINS = 16
+_CONTEXT = 512
+_MARK = "====="  # a line that begins a passage, or divides a message from its answer
 # Memory besides the weights: context, compute buffers, llama.cpp and Python.
 _OVERHEAD = 256 << 20
 # The subprocess's time limit besides drafting: startup seconds, and bytes read per second.
@@ -46,22 +42,35 @@ _REFUSED = 3  # exit code of the subprocess if it has printed an error message
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """Greedy verification would have accepted `accepted` of `drafted` first drafts."""
+class Passage:
+    """A part of the corpus. message: what the text answers to; empty if it answers to nothing."""
 
-    drafted: int
-    accepted: int
+    kind: str
+    message: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Measured(Acceptance):
+    """What was counted, and the seconds that it took without loading."""
+
     seconds: float
 
-    @property
-    def share(self) -> float:
-        """The acceptance rate."""
-        return self.accepted / self.drafted
+
+def corpus() -> tuple[Passage, ...]:
+    """Return the passages of the corpus that `CORPUS` and `CORPUS_VERSION` name."""
+    file = resources.files("mtp_gguf.native") / "acceptance_corpus.txt"
+    passages = []
+    for part in file.read_text(encoding="utf-8").split(f"{_MARK} ")[1:]:
+        kind, _, body = part.partition("\n")
+        message, mark, answer = body.partition(f"{_MARK}\n")
+        passages.append(Passage(kind, *((message.strip(), answer) if mark else ("", body))))
+    return tuple(passages)
 
 
 def memory_needed(path: Path) -> int:
     """Return the bytes of memory that measuring takes: the file's weights and overhead."""
-    return path.stat().st_size + _OVERHEAD
+    return sum(shard.stat().st_size for shard in shard_paths(path)) + _OVERHEAD
 
 
 def measure_in_subprocess(
@@ -71,8 +80,8 @@ def measure_in_subprocess(
     whole_vocabulary: bool = False,
     head: Path | None = None,
     text: Path | None = None,
-    drafts: int = _MOST_DRAFTS,
-) -> Acceptance:
+    drafts: int = _LEAST_CHAINS,
+) -> Measured:
     """Run `measure_acceptance` in a subprocess, so that a file may crash llama.cpp.
 
     Raises RequestError if nothing can be measured, or if loading takes longer than it would from a
@@ -85,7 +94,7 @@ def measure_in_subprocess(
         "text": None if text is None else text.read_text(encoding="utf-8"),
         "drafts": drafts,
     }
-    limit = _STARTING + path.stat().st_size / _SLOW_DISK + 2 * seconds
+    limit = _STARTING + memory_needed(path) / _SLOW_DISK + 2 * seconds
     try:
         words = (str(path.absolute()), json.dumps(options))
         child = run_module("mtp_gguf.native.acceptance", *words, timeout=limit)
@@ -98,7 +107,9 @@ def measure_in_subprocess(
     if child.returncode > 0:
         lines = child.stderr.strip().splitlines() or ["no reason given"]
         raise RequestError(lines[0] if child.returncode == _REFUSED else lines[-1])
-    return Acceptance(**json.loads(child.stdout.splitlines()[-1]))
+    found = json.loads(child.stdout.splitlines()[-1])
+    greedy, sampled = (Counts(*map(tuple, found[way].values())) for way in ("greedy", "sampled"))
+    return Measured(greedy, sampled, found["seconds"])
 
 
 def measure_acceptance(
@@ -108,46 +119,87 @@ def measure_acceptance(
     whole_vocabulary: bool = False,
     head: Path | str | None = None,
     text: str | None = None,
-    drafts: int = _MOST_DRAFTS,
-) -> Acceptance:
+    drafts: int = _LEAST_CHAINS,
+) -> Measured:
     """Load the model on the CPU and measure for at most `seconds`, not counting loading.
 
-    At least sixteen drafts are measured. whole_vocabulary: ignore the file's draft vocabulary
-    (layout ids). head: a separate file with the head. text: in place of TEXT. drafts: the most to
-    measure. Raises RequestError if nothing can be drafted, NativeError if llama.cpp or the
-    head rejects the file.
+    At least sixteen chains are measured. whole_vocabulary: ignore the file's draft vocabulary
+    (layout ids). head: a separate file with the head. text: in place of the corpus; then first
+    drafts at its first `drafts` places are measured, greedily. Raises RequestError if nothing can
+    be drafted, NativeError if llama.cpp or the head rejects the file.
     """
     from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
+    depth = POSITIONS if text is None else 1
     with MTPLlama(
         str(path),
         mtp_head=None if head is None else str(head),
-        depth=1,
+        depth=depth,
+        lookup=False,
+        profile=False,
         n_ctx=max(_CONTEXT, 2 * drafts),
         n_batch=_CONTEXT,
         fastmtp_size=-1 if whole_vocabulary else 0,
     ) as llm:
         if llm.head is None:
             raise RequestError("drafting is switched off by MTP_GGUF_DISABLE")
-        raw = (TEXT if text is None else text).encode()
-        tokens = llm.tokenize(raw, add_bos=False)[: _PROMPT + drafts]
-        if len(tokens) < _PROMPT + _LEAST_DRAFTS:
+        if text is None:
+            parts = list(places_of(llm))
+        else:
+            tokens = llm.tokenize(text.encode(), add_bos=False)
+            parts = [(tokens[:_PROMPT], tokens[_PROMPT : _PROMPT + drafts])]
+        count = sum(len(places) for _, places in parts)
+        if count < _LEAST_CHAINS:
             raise RequestError(
-                f"its tokenizer makes only {len(tokens)} tokens of the test text, "
-                f"expected {_PROMPT + _LEAST_DRAFTS} or more"
+                f"its tokenizer makes only {count + _PROMPT} tokens of the test text, "
+                f"expected {_PROMPT + _LEAST_CHAINS} or more"
             )
-        session = llm.session
-        session.decode(tokens[:_PROMPT])
         began = perf_counter()
-        drafted = accepted = 0
-        for token in tokens[_PROMPT:]:
-            [draft] = session.begin(token, 1)
-            accepted += draft == session.argmax(session.row(0))
-            session.end(0)
-            drafted += 1
-            if drafted >= _LEAST_DRAFTS and perf_counter() - began > seconds:
-                break
-        return Acceptance(drafted, accepted, perf_counter() - began)
+        ways = ([0] * (depth + 1), [0] * (depth + 1))  # chains by way and number of accepted drafts
+        chain = 0
+        for seed, (prompt, places) in enumerate(parts):
+            llm.session.remove(0)
+            llm.session.set_sampling(1.0, seed=seed)
+            llm.session.decode(prompt)
+            for token in places:
+                if chain >= _LEAST_CHAINS and perf_counter() - began > seconds:
+                    break
+                sampled = text is None and chain % 2 == 1
+                ways[sampled][_accepted(llm.session, token, depth, sampled=sampled)] += 1
+                chain += 1
+        return Measured(_counts(ways[0]), _counts(ways[1]), perf_counter() - began)
+
+
+def places_of(llm: "MTPLlama") -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the tokens of each passage before the first chain, and those that chains begin at."""
+    try:
+        write = chat_writer(llm.metadata.get("tokenizer.chat_template"))
+    except RequestError:  # answers can be predicted without it
+        write = None
+    for passage in corpus():
+        prompt: list[int] = []
+        if passage.message:
+            message = f"{passage.message}\n\n"
+            with suppress(RequestError):
+                message = write(passage.message) if write else message
+            prompt = llm.tokenize(message.encode(), add_bos=False, special=True)
+        tokens = llm.tokenize(passage.text.encode(), add_bos=False)
+        yield prompt + tokens[:_PROMPT], tokens[_PROMPT : _PROMPT + _CHAINS]
+
+
+def _accepted(session: "Session", token: int, depth: int, *, sampled: bool) -> int:
+    """Append `token`; return how many drafts after it the trunk accepts, which are removed."""
+    end = session.length() + 1
+    step = session.step_sampled if sampled else session.step
+    accepted = len(step(token, depth)) - 1
+    session.remove(end)
+    return accepted
+
+
+def _counts(chains: Sequence[int]) -> Counts:
+    """chains[n]: number of chains whose first n drafts were accepted, and no others."""
+    accepted = tuple(sum(chains[position:]) for position in range(1, len(chains)))
+    return Counts((sum(chains),) * len(accepted), accepted)
 
 
 def _main() -> int:

@@ -51,6 +51,10 @@ class DepthChooser(Owner):
         other._lock = self._lock
         return other
 
+    def expect(self, acceptance: float) -> None:
+        """Set the acceptance of first drafts, 0 to 1, that is expected before any outcome."""
+        self._call(library().mtp_depth_expect, acceptance)
+
     def share(self, n_sequences: int) -> None:
         """Set how many sequences share the next batches; initially 1."""
         self._call(library().mtp_depth_share, n_sequences)

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.model import open_model
+
 from ._bindings import DraftTask, HeadInfo, KeptRows, check, library
 from ._owner import Owner
-from .errors import NativeError
+from .errors import HeadMissingError, ModelRefusedError, NativeError
 
-LAYOUTS = ("none", "ids", "table", "sidecar")
+LAYOUTS = ("none", "ids", "table", "sidecar", "made")
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,11 @@ class Head(Owner):
     path: the file with the MTP block. trunk: the file with the embedding, if `path` has none.
     device: ggml's device name ("CPU", "CUDA0", "Metal"). n_ctx: positions of each of n_seq_max
     sequences. n_batch: maximum rows fed in one graph. fastmtp_size: how much of a ranked draft
-    vocabulary to use; 0 for all, -1 for none (layout ids only). model: a llama_model pointer of
-    the trunk, which must outlive the head; without a draft vocabulary its embedding and output are
-    used where they are, if that is the head's GPU.
+    vocabulary to use; 0 for all, -1 for none (layout ids only). A file without one gets a list of
+    this size when it is loaded: special tokens, then by id; 0 for the default. n_ring: how many of
+    the last ids sessions replace by tokens of the text; 0 for the default, -1 for none. model: a
+    llama_model pointer of the trunk, which must outlive the head; without a draft vocabulary its
+    embedding and output are used where they are, if that is the head's GPU.
 
     Raises HeadMissingError for a model without a head, ModelRefusedError for an invalid file.
     """
@@ -69,6 +74,7 @@ class Head(Owner):
         n_seq_max: int = 1,
         n_batch: int = 512,
         fastmtp_size: int = 0,
+        n_ring: int = 0,
         model: Any = None,
     ) -> None:
         lib = library()
@@ -78,15 +84,20 @@ class Head(Owner):
         params.n_threads, params.n_ctx = n_threads, n_ctx
         params.n_seq_max, params.n_batch = n_seq_max, n_batch
         params.fastmtp_size = fastmtp_size
+        params.n_ring = n_ring
         if model is not None:
             params.embedding, params.output = (_matrix(model, output=o) for o in (False, True))
         handle = self._own(lib.mtp_head_free)
-        check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
+        try:
+            check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
+        except ModelRefusedError as error:
+            raise _of_another_architecture(Path(path)) or error from None
         info = HeadInfo()
         check(lib.mtp_head_get_info(handle, ctypes.byref(info)))
         self.n_embd: int = info.n_embd
         self.n_vocab: int = info.n_vocab
         self.n_draft_vocab: int = info.n_draft_vocab
+        self.n_ring: int = info.n_ring
         self.block: int = info.block
         self.n_ctx: int = info.n_ctx
         self.n_seq_max: int = info.n_seq_max
@@ -98,6 +109,16 @@ class Head(Owner):
         self.weight_bytes: int = info.weight_bytes
         self.mapped_bytes: int = info.mapped_bytes
         self.cache_bytes: int = info.cache_bytes
+
+    @property
+    def vocabulary_text(self) -> str:
+        """What it drafts over, in a few words for people."""
+        if self.layout == "none":
+            return f"drafts over all {self.n_vocab:,} tokens"
+        text = f"drafts over {self.n_draft_vocab:,} of {self.n_vocab:,} tokens"
+        if self.layout == "made":
+            text += ", as the file has no list: the special ones and then by id"
+        return text + (f"; the last {self.n_ring:,} follow the text" if self.n_ring else "")
 
     def draft_ids(self) -> NDArray[np.int32]:
         """Return the target ids of the draft vocabulary in rank order, [n_draft_vocab]."""
@@ -213,6 +234,17 @@ class Head(Owner):
                 f"hidden: expected shape {[len(ids), self.n_embd]}, found {list(states.shape)}"
             )
         return ids, states
+
+
+def _of_another_architecture(path: Path) -> HeadMissingError | None:
+    """What to say of a model that no head is for; None for others."""
+    try:
+        with open_model(path) as model:
+            if model.architecture is None or model.head.is_known:
+                return None
+            return HeadMissingError(f"{path}: {model.report.reason}; expected a model with a head")
+    except (MtpGgufError, OSError):
+        return None
 
 
 def _matrix(model: Any, *, output: bool) -> int | None:

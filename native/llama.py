@@ -20,6 +20,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.processors import computing_threads
@@ -52,7 +53,7 @@ from .offload import check_device, check_gpu_layers, idle_cpu_moe, missing_gpu
 from .offload import tensor_overrides as override_array
 from .prompt_checkpoints import PromptCheckpoints
 from .python_server import answer_mistakes_with_400, take_what_clients_send
-from .replay import keeps_snapshots, looks_up_by_default
+from .replay import keeps_snapshots, looks_up_by_default, looks_up_without_head
 from .runtime import llama_cpp, runtime
 from .session import NO_STATS, MtpStats, Rollback, Session
 from .session_file import SessionHeader, read_session, write_session
@@ -150,7 +151,8 @@ class MTPLlama(llama_cpp.Llama):
     - rejection: accept drafts by rejection sampling if the sampler is a plain chain of top-k,
       top-p, min-p and temperature. False: accept only equal tokens, which gives the same
       tokens as a run without drafts with the same seed.
-    - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none.
+    - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none. A file
+      without one gets a list of this size when it is loaded; 0 for the default size.
     - mtp_head: another file to take the head from, local or on the hub.
     - mtp_device: ggml's name of the device for the head (default: the trunk's device).
     - n_cpu_moe: keep the experts of the trunk's first so many layers on the CPU, for a model that
@@ -170,8 +172,8 @@ class MTPLlama(llama_cpp.Llama):
       lookup. They are indexed once, in the user's cache.
     - lookup: also draft from the text itself, up to 14 tokens at a time, if a copy of earlier text
       promises more tokens per millisecond than the head; this works without a head, too. On by
-      default with depth "auto" if the libraries replay (docs/native.md); otherwise rollback
-      "snapshot" needs memory for 14 snapshots.
+      default with depth "auto" if the libraries replay (docs/native.md), and without a head if the
+      model has attention only; otherwise rollback "snapshot" needs memory for 14 snapshots.
 
     depth, rollback, fastmtp_size and draft_threads default to the model's profile, if `mtp-gguf
     tune` has written one for this file and machine (profile=False ignores it), otherwise to "auto",
@@ -184,9 +186,10 @@ class MTPLlama(llama_cpp.Llama):
     flash_attn is on by default if the trunk runs on a CPU with the patched libraries, whose kernels
     are faster with it.
 
-    A model that cannot draft (no head, another architecture, embedding=True, vocab_only=True) is
-    run by llama_cpp.Llama's own methods, with a warning that says why; if depth is a number or
-    exact is set, HeadMissingError or NativeError is raised instead. depth=0 decodes any model
+    A model without a head drafts from the text, with a warning that says why. One that cannot do
+    that either (recurrent states without replay, lookup=False, embedding=True, vocab_only=True) is
+    run by llama_cpp.Llama's own methods; if depth is a number or exact is set, HeadMissingError or
+    NativeError is raised instead. depth=0 decodes any model
     without drafts. Raises ModelRefusedError, with llama.cpp's last log lines, if a model cannot be
     loaded. Close it, or use contextlib.closing.
     """
@@ -269,9 +272,13 @@ class MTPLlama(llama_cpp.Llama):
             raise NativeError(f"max_depth: expected 0 to {MAX_DEPTH}, found {max_depth}")
         optional = asked[0] in (None, AUTO) and not exact and depth != 0
         why = _why_plain(Path(model_path), options, look_for_head=optional and mtp_head is None)
-        if why is not None and (looks_up or folder is not None):
-            unrelated = _why_plain(Path(model_path), options, look_for_head=False)
-            if unrelated is None:  # only the head is missing: a session works without one
+        self._mode = Rollback.parse(settings.rollback)
+        unrelated = _why_plain(Path(model_path), options, look_for_head=False)
+        if why is not None and unrelated is None:  # only the head is missing: a session needs none
+            if lookup is None:
+                gpu_layers = options.get("n_gpu_layers", 0)
+                looks_up |= looks_up_without_head(Path(model_path), self._mode, gpu_layers)
+            if looks_up or folder is not None:
                 source = "only from the text" if looks_up else "nothing"
                 _warn(model_path, f"{why}; drafting {source}")
                 why, depth = None, 0
@@ -281,7 +288,6 @@ class MTPLlama(llama_cpp.Llama):
                 raise NativeError(f"{why}: expected a plain llama_cpp.Llama, or depth=0 with it")
             _warn(model_path, f"{why}; decoding without drafts, as llama_cpp.Llama does")
             depth = 0
-        self._mode = Rollback.parse(settings.rollback)
         batch = _batch_size(options)
         # A batch holds a token and its drafts; with snapshots llama.cpp needs room for one more.
         room = max(batch - (2 if self._mode is Rollback.SNAPSHOT else 1), 0)
@@ -435,6 +441,16 @@ class MTPLlama(llama_cpp.Llama):
         )
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
+        if self.depth == AUTO:
+            names = ("n_threads", "n_gpu_layers", "type_k", "type_v", "flash_attn", "lora_path")
+            remembered = depth_file(
+                [Path(path) for path in (model_path, mtp_head) if path],
+                runtime.folder,
+                *(str(options.get(name)) for name in names),
+                *(str(value) for value in self._mtp_options.values()),
+            )
+            if remembered:
+                self._session.remember_depth(remembered)
         if self._lookup_files:
             corpus = open_lookup_files(
                 self._lookup_files,

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 # With this function of patches/ they fuse operations and prefetch weights, too.
 _HOOKS = "ggml_cpu_set_graph_hooks"
 
@@ -69,6 +72,21 @@ class PluggedKernels:
             return []
         return [_choice(line.split()) for line in _text(_library.mtp_kernels_choices).splitlines()]
 
+    def read_limit(self, data: NDArray[np.uint8], threads: int, seconds: float) -> float:
+        """Return the bytes of `data` that so many threads read a second, at most.
+
+        It takes about so many seconds. 0 if the library is not plugged in.
+        """
+        if not self.instructions:
+            return 0.0
+        return float(_library.mtp_kernels_read_limit(data.ctypes.data, data.size, threads, seconds))
+
+    def product_limit(self, threads: int, seconds: float) -> float:
+        """Return how many products of two 8-bit integers so many threads compute a second."""
+        if not self.instructions:
+            return 0.0
+        return float(_library.mtp_kernels_product_limit(threads, seconds))
+
     def computed(self, operation: str) -> int:
         """Return how many operations of this name the library has computed."""
         return int(_library.mtp_kernels_computed(operation.encode())) if self.instructions else 0
@@ -96,6 +114,11 @@ def plug_in(library: Path, loaded: ctypes.CDLL) -> PluggedKernels:
             function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
             function.restype = ctypes.c_size_t
         _library.mtp_kernels_computed.restype = ctypes.c_long
+        seconds = ctypes.c_double
+        read, multiply = _library.mtp_kernels_read_limit, _library.mtp_kernels_product_limit
+        read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, seconds]
+        multiply.argtypes = [ctypes.c_int, seconds]
+        read.restype = multiply.restype = ctypes.c_double
     except (OSError, AttributeError) as error:  # AttributeError: the library of another version
         return PluggedKernels(None, str(error))
     if _library.mtp_kernels_plug_in(loaded._name.encode()):

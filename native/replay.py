@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+from pathlib import Path
 from typing import Any, Literal
 
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.nextn import REPLAYED
 from mtp_gguf.gguf_tools.profile import AUTO
 
@@ -58,3 +60,13 @@ def looks_up_by_default(
     """Whether a session also drafts from the text unless told otherwise (docs/decisions.md)."""
     replay = rollback is Rollback.SNAPSHOT and replays(architecture, n_gpu_layers)
     return depth == AUTO and replay
+
+
+def looks_up_without_head(model: Path, rollback: Rollback, n_gpu_layers: int) -> bool:
+    """Whether a session of a model without a head drafts from the text unless told otherwise.
+
+    It does where rejected drafts leave no copies of a state: a cache of attention gets shorter.
+    """
+    with open_model(model) as opened:
+        architecture, attends_only = opened.architecture, opened.attends_only
+    return attends_only or looks_up_by_default(architecture, AUTO, rollback, n_gpu_layers)

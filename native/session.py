@@ -1,10 +1,12 @@
 """A trunk and a head decoding together: prefill, draft, verify, roll back."""
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import c_double
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -238,6 +240,15 @@ class Session(Owner):
             (c_double * len(draft_ms))(*draft_ms),
         )
         self._call(library().mtp_session_set_costs, verify, len(verify), draft, len(draft))
+
+    def remember_depth(self, path: Path) -> None:
+        """Begin with what the depth "auto" had learned when `path` was written.
+
+        The file is written again when the session is closed. It is for one model on this machine
+        with settings that cost the same; one of another head, or a damaged one, is ignored. Call
+        it before anything is drafted.
+        """
+        self._call(library().mtp_session_remember_depth, os.fsencode(path))
 
     def _wanted(self, depth: Depth) -> int:
         if depth == "auto":

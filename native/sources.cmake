@@ -5,6 +5,8 @@
 # whose tree build-server copies this folder without session/.
 set(MTP_HEAD_INCLUDE ${CMAKE_CURRENT_LIST_DIR}/include ${CMAKE_CURRENT_LIST_DIR}/src)
 set(MTP_HEAD_SOURCES
+    src/depth_file.cpp
+    src/draft_ring.cpp
     src/drafter.cpp
     src/error.cpp
     src/file_map.cpp
@@ -28,6 +30,7 @@ set(MTP_HEAD_SOURCES
     src/head/imatrix.cpp
     src/head/imatrix_api.cpp
     src/head/packed_tensors.cpp
+    src/head/token_scripts.cpp
     src/head/weights.cpp
     src/lookup/corpus.cpp
     src/lookup/corpus_api.cpp

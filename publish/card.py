@@ -7,21 +7,28 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from mtp_gguf.convert.general import MODEL_CARD
+from mtp_gguf.gguf_tools.acceptance import CORPUS, CORPUS_VERSION, Acceptance
+from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX
 from mtp_gguf.gguf_tools.remote import hub_model
 
 from .release import Release
 
+_BAR = 40  # columns of the chart for 100 %
 _TAGS = ("gguf", "llama.cpp", "mtp", "speculative-decoding")
 # What a card says of the model itself, which holds for its GGUFs, too.
 _KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
 
 
 def card_of(
-    release: Release, repository: str, measured: Mapping[str, Any] | None = None
+    release: Release,
+    repository: str,
+    measured: Mapping[str, Any] | None = None,
+    acceptance: Mapping[str, Acceptance] | None = None,
 ) -> ModelCard:
     """The card of `repository`: base model, licence and tags of the source, files, how to run.
 
-    measured: as in the record; without it the card has no table of quality.
+    measured: as in the record; without it the card has no table of quality. acceptance: of the
+    files, by their names.
     """
     fields = _source_fields(release.checkpoint.folder)
     kept = {name: fields[name] for name in _KEPT if fields.get(name)}
@@ -32,7 +39,7 @@ def card_of(
         kept["base_model"] = hub.hub_id
         kept["base_model_relation"] = "quantized"
     data = ModelCardData(**kept, tags=[*dict.fromkeys((*own, *_TAGS))], library_name="gguf")
-    text = _text(release, repository) + _quality(measured or {})
+    text = _text(release, repository) + _quality(measured or {}) + _acceptance(acceptance or {})
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
@@ -67,6 +74,41 @@ in the draft.
 | file | {" | ".join(heads)} |
 | --- |{" --- |" * len(heads)}
 {rows}
+"""
+
+
+def _acceptance(files: Mapping[str, Acceptance]) -> str:
+    """A section with the acceptance of each file, as numbers and as bars; empty without files."""
+    if not files:
+        return ""
+    rows = "\n".join(
+        f"| {name} | {found.greedy.text} | {found.sampled.text} | {found.greedy.drafted[0]} |"
+        for name, found in files.items()
+    )
+    bars = "\n".join(
+        f"{name}\n"
+        + "\n".join(
+            f"  {position} {'█' * round(_BAR * rate):{_BAR}} {rate:4.0%}"
+            for position, rate in enumerate(found.greedy.rates, 1)
+        )
+        for name, found in files.items()
+    )
+    return f"""
+## Acceptance
+
+How often the model accepts what the head drafts, at positions 1 / 2 / 3 / 4 of a draft, on the
+corpus {CORPUS} {CORPUS_VERSION} (text in eight languages, code, chat): greedy, and sampled at
+temperature 1. A draft after a rejected one is rejected, so each number is the share of all drafts
+of four tokens. The files state it in the keys `{ACCEPTANCE_PREFIX}*`, which `mtp-gguf list-tensors
+FILE --mtp` shows.
+
+| file | greedy | temperature 1 | drafts |
+| --- | --- | --- | --- |
+{rows}
+
+```
+{bars}
+```
 """
 
 

@@ -12,15 +12,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from mtp_gguf.convert.acceptance import poor_text, record_acceptance
 from mtp_gguf.convert.blueprint import HeadChoice
 from mtp_gguf.convert.checkpoint import Checkpoint, is_vision
 from mtp_gguf.convert.plan import Plan, Request
 from mtp_gguf.convert.plan_checkpoint import make_plans
 from mtp_gguf.convert.resolve import model_name
+from mtp_gguf.gguf_tools.acceptance import Acceptance, read_stored
 from mtp_gguf.gguf_tools.doctor import Severity, diagnose
 from mtp_gguf.gguf_tools.errors import OutputError, RequestError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.remote import open_remote_model
 from mtp_gguf.gguf_tools.sources import version_of
 from mtp_gguf.gguf_tools.tensor_types import F16
@@ -86,12 +89,13 @@ def plan_release(
     imatrix: Imatrix | None,
     sidecar: str | None,
     split: int,
+    measured: bool = False,
 ) -> Release:
     """Plan the files of a release; nothing is written and no weights are read.
 
     types: keys of FILE_TYPES, one for each file of the language model. sidecar: that of a file
-    with the head alone. split: the most bytes of tensors in a file. RequestError if the checkpoint
-    has no MTP head.
+    with the head alone. split: the most bytes of tensors in a file. measured: reserve keys for the
+    acceptance. RequestError if the checkpoint has no MTP head.
     """
     tower = any(is_vision(name) for name in checkpoint.tensors)
     request = Request(
@@ -104,6 +108,7 @@ def plan_release(
         split_max_size=split,
         model_name=model_name(source),
         output=folder if folder.is_dir() else Path(),  # a folder that does not exist has no files
+        measured=measured,
     )
     plans = make_plans(checkpoint, request)
     if not any(tensor.part == "head" for tensor in plans[0].tensors):
@@ -183,3 +188,33 @@ def diagnose_files(release: Release, record: Record, repository: str | None = No
             raise RequestError(f"{place}: doctor: {faults[0]}; it is not published")
         record.diagnosed[path.name] = [f.text for f in found if f.severity is Severity.WARNING]
         record.save()
+
+
+def measure_files(
+    release: Release, least: float, progress: Progress, *, force: bool
+) -> dict[str, Acceptance]:
+    """The acceptance of each model that is here, measured unless its file states it.
+
+    RequestError, if not `force`, for a head whose first drafts are accepted less often than
+    `least`. What cannot be measured is said and left out.
+    """
+    found = {}
+    for path in (plan.shards[0].path for plan in release.models if plan.is_measured):
+        if not path.is_file():
+            continue
+        with open_model(path) as model:
+            stated = read_stored(model).acceptance
+        if stated is None:
+            check = record_acceptance(path, progress, least)
+            if check.measured is None:
+                progress.say(f"{path}: {check.text}")
+                continue
+            stated, cause = check.measured, check.warning
+        else:
+            cause = poor_text(path, stated, least) if stated.share < least else None
+        if cause and not force:
+            raise RequestError(
+                f"{path}: {cause}; it is not published; --force publishes it all the same"
+            )
+        found[path.name] = stated
+    return found

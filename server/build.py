@@ -359,6 +359,12 @@ def build_libraries(
     sources = Sources(archive=archive)
     work = _work_folder(options, sources, variants)
     kept = _libraries_folder(work)
+    if (
+        kept / MARKER
+    ).is_file():  # the server may be built for minutes in the folder that is locked
+        with suppress(OSError):  # they were removed meanwhile
+            shutil.copytree(kept, target, dirs_exist_ok=True)
+            return
     with _lock(work.with_suffix(".lock"), report) as lock:
         if not (kept / MARKER).is_file():
             for variant in variants[:-1]:

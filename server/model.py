@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtp_gguf.gguf_tools.acceptance import read_stored
 from mtp_gguf.gguf_tools.drafters import Drafter
 from mtp_gguf.gguf_tools.drafters import misfits as drafter_misfits
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
@@ -31,7 +32,8 @@ class ModelFile:
     embedding: shape of the token embedding, (width, vocabulary). weights: number of weights,
     including all experts. nbytes: of their data. faults: why llama.cpp would crash on it; empty if
     nothing is found. tower: the vision tower, if it is an mmproj file. drafter: the one in it, if
-    it is no MTP head.
+    it is no MTP head. acceptance: what the file states of its own head. attends_only: no layer has
+    a recurrent state.
     """
 
     path: Path
@@ -44,6 +46,8 @@ class ModelFile:
     faults: tuple[str, ...] = ()
     tower: VisionTower | None = None
     drafter: Drafter | None = None
+    acceptance: str | None = None
+    attends_only: bool = False
 
     def fits(self, other: "ModelFile") -> bool:
         """Whether one can be the head of the other, judging by the headers."""
@@ -105,6 +109,8 @@ def open_model(path: Path) -> ModelFile:
             nbytes=sum(tensor.nbytes for tensor in model.tensors.values()),
             tower=model.tower,
             drafter=model.drafter,
+            acceptance=read_stored(model).text,
+            attends_only=model.attends_only,
         )
 
 
@@ -158,9 +164,9 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
             f"{model.path}: several heads are beside it ({names}); choose one with --head"
         )
     if not beside:
+        other = "; or name a file that has its head with --head"
         raise NoHeadError(
-            f"{model.path}: cannot draft: {model.head.reason}; or name a file that has its head "
-            "with --head"
+            f"{model.path}: {model.head.reason}{other if model.architecture in BLOCKS else ''}"
         )
     return ServedModel(model, beside[0])
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # CPUs from those that they wait for. Each process reads this when it loads OpenMP.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Nearly all tests that convert or graft a model are about something else than its acceptance.
+os.environ.setdefault("MTP_GGUF_ACCEPTANCE", "0")
+
 # Many tests start the program. With PYTHONDONTWRITEBYTECODE each start compiles every module, which
 # takes a second, so the bytecode is kept in pytest's cache folder instead.
 if sys.dont_write_bytecode:
@@ -33,6 +36,10 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = str(Path(__file__).parent.parent / ".pytest_cache" / "bytecode")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
+
+# What depth "auto" learns in one test is not for another.
+os.environ.setdefault("MTP_GGUF_DEPTH_FILE", "0")
 
 
 def pytest_configure() -> None:

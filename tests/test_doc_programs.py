@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.convert.acceptance import VARIABLE
 from support.checkpoint_edits import edit_tensors
 from support.commands import invoke, run_python
 from support.hub_commands import environment
@@ -139,12 +140,15 @@ def transcripts(page: Path) -> list[str]:
     [page for page in PAGES if transcripts(page)],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_transcripts(page: Path, models: Models, folder: Path) -> None:
+def test_transcripts(
+    page: Path, models: Models, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What follows a `$` is what the command prints; `…` stands for any lines."""
     (folder / "demo_model").symlink_to(DEMO)
     (folder / "Demo").symlink_to(DEMO)
     for transcript in "\n".join(transcripts(page)).removeprefix("$ ").split("\n$ "):
         command, _, expected = transcript.partition("\n")
+        monkeypatch.setenv(VARIABLE, str(int("acceptance: " in expected)))
         result = invoke(*words_of(command)[1:])
         assert result.exit_code == (1 if "fault: " in expected else 0), result.output
         assert fits(expected.strip("\n"), result.output.strip("\n")), result.output
@@ -159,6 +163,7 @@ NOT_RUN = {
     r"^kernels\b": "needs another llama.cpp: tests/kernels/test_plugged.py",
     r"^chat\b": "needs a terminal: tests/cli/test_chat.py",
     r"^train-head\b": "takes minutes: tests/train",
+    r"^carry\b": "needs a model of another architecture: tests/gguf_tools/test_carrier.py",
     r'--session .* -p ""': "continues what another command wrote: tests/cli/test_session_option.py",
     r"--image": "needs a picture and a vision tower: tests/native/test_pictures.py",
     r"-ngl": "needs a GPU: tests/native/test_gpu.py",

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mtp_gguf.convert.acceptance import AcceptanceCheck, is_measured, record_acceptance
 from mtp_gguf.convert.options import (
     StrPath,
     check_range,
@@ -14,6 +15,7 @@ from mtp_gguf.convert.options import (
     listed,
     output_file,
 )
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.errors import OptionError, RequestError
 from mtp_gguf.gguf_tools.new_file import head_warnings, output_path
 from mtp_gguf.gguf_tools.output import check_output
@@ -42,12 +44,14 @@ class Trained:
     """What a training wrote.
 
     figures: acceptance rates, steps, tokens and speed, as `train-head --json` prints them.
-    kept: the folder with the trunk's states; None if it was removed.
+    kept: the folder with the trunk's states; None if it was removed. acceptance: of the written
+    model, on the corpus of all files; None if it was not measured.
     """
 
     path: Path
     figures: dict[str, Any]
     kept: Path | None
+    acceptance: AcceptanceCheck | None = None
 
     @property
     def is_gguf(self) -> bool:
@@ -57,7 +61,9 @@ class Trained:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about the training and the head."""
-        return (*self.figures["warnings"], *(head_warnings(self.path) if self.is_gguf else ()))
+        poor = self.acceptance.warning if self.acceptance else None
+        found = head_warnings(self.path) if self.is_gguf else []
+        return (*self.figures["warnings"], *found, *([poor] if poor else ()))
 
 
 def train_head(
@@ -86,6 +92,8 @@ def train_head(
     gpu_layers: int = GPU_LAYERS.default,
     work: StrPath | None = None,
     overwrite: bool = False,
+    no_check: bool = False,
+    least_acceptance: float = LEAST,
     progress: Progress = QUIET,
 ) -> Trained:
     """Train the MTP head of a GGUF for its trunk. Needs the extra `mtp-gguf[train]`.
@@ -120,6 +128,7 @@ def train_head(
     check_range("--minutes", minutes, LEAST_MINUTES)
     check_range("--rate", rate, LEAST_RATE)
     check_range("--threads", threads, 1, MAX_THREADS)
+    check_range("--least-acceptance", least_acceptance, 0, 1)
     for option, value, limits in (
         ("--tokens", tokens, TOKENS),
         ("--length", length, LENGTH),
@@ -175,10 +184,14 @@ def train_head(
         threads=threads,
         gpu_layers=gpu_layers,
         work=None if work is None else Path(work),
+        measured=is_measured(no_check=no_check),
         progress=progress,
     )
     figures = run(job)
-    return Trained(target, figures, job.folder if job.folder.exists() else None)
+    check = None
+    if job.stores_acceptance:
+        check = record_acceptance(target, progress, least_acceptance)
+    return Trained(target, figures, job.folder if job.folder.exists() else None, check)
 
 
 def _files(values: StrPath | Sequence[StrPath]) -> list[Path]:

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.fastmtp import SHORT_HEAD_SUFFIX
+from mtp_gguf.gguf_tools.fastmtp import SHORT_HEAD_SUFFIX, DraftLayout
 from mtp_gguf.gguf_tools.head import OUTPUT_NORM_TENSOR
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.nextn import BLOCKS
 from mtp_gguf.quantize import ggml
 
-from .config import BlockConfig, Rope
+from .config import FORMS, BlockConfig, Rope
 
 Weights = dict[str, NDArray[np.float32]]
 
@@ -34,6 +34,7 @@ _SMALLEST_SHARE = 6.103515625e-5
 _INITIAL_STD = 0.02
 _HEAD_NORM = "nextn.shared_head_norm.weight"
 _OWN_EMBEDDING = "nextn.embed_tokens.weight"
+_ROUTER, _CHOICE_BIAS = "ffn_gate_inp.weight", "exp_probs_b.bias"
 
 
 class MtpBlock(nn.Module):
@@ -53,6 +54,10 @@ class MtpBlock(nn.Module):
         for suffix, array in weights.items():
             tensor = torch.from_numpy(np.ascontiguousarray(array, np.float32).copy())
             key = _key(suffix)
+            # No gradient reaches the bias that chooses experts, nor the router of a single one.
+            if suffix == _CHOICE_BIAS or (suffix == _ROUTER and config.experts == 1):
+                self.register_buffer(key, tensor)
+                continue
             if rank == 0 or array.ndim == 1:
                 self.register_parameter(key, nn.Parameter(tensor))
                 continue
@@ -135,14 +140,20 @@ class MtpBlock(nn.Module):
         c = self.config
         batch, rows, _ = x.shape
         groups = c.heads // c.kv_heads
-        both = functional.linear(x, use["attn_q.weight"]).view(batch, rows, c.heads, 2, c.head_dim)
-        q, gate = both[..., 0, :], both[..., 1, :]
-        k = functional.linear(x, use["attn_k.weight"]).view(batch, rows, c.kv_heads, c.head_dim)
-        v = functional.linear(x, use["attn_v.weight"]).view(batch, rows, c.kv_heads, c.head_dim)
+        q, k, v = (
+            functional.linear(x, use[f"{name}.weight"], use.get(f"{name}.bias")).view(
+                batch, rows, count, -1, c.head_dim
+            )
+            for name, count in (("attn_q", c.heads), ("attn_k", c.kv_heads), ("attn_v", c.kv_heads))
+        )
+        q, gate, k, v = q[..., 0, :], q[..., -1, :], k[..., 0, :], v[..., 0, :]
+        if "attn_q_norm.weight" in use:
+            q = self._norm(q, use["attn_q_norm.weight"])
+        if "attn_k_norm.weight" in use:
+            k = self._norm(k, use["attn_k_norm.weight"])
         positions = torch.arange(step + 1, step + 1 + rows)[:, None]
         angles = (positions * self.frequencies).to(x.device)
-        q = self._rotate(self._norm(q, use["attn_q_norm.weight"]), angles).to(v.dtype)
-        k = self._rotate(self._norm(k, use["attn_k_norm.weight"]), angles).to(v.dtype)
+        q, k = self._rotate(q, angles).to(v.dtype), self._rotate(k, angles).to(v.dtype)
         cache.append((k, v))
         q = q.view(batch, rows, c.kv_heads, groups, c.head_dim) / math.sqrt(c.head_dim)
         first_k, first_v = (held[:, :rows] for held in cache[0])
@@ -158,7 +169,9 @@ class MtpBlock(nn.Module):
         for i, (_, value) in enumerate(cache[1:]):
             share = shares[..., rows + i].permute(0, 3, 1, 2)[..., None]
             out = out + share * value[:, :rows, :, None]
-        out = out.reshape(batch, rows, c.heads, c.head_dim) * torch.sigmoid(gate)
+        out = out.reshape(batch, rows, c.heads, c.head_dim)
+        if c.form.gated:
+            out = out * torch.sigmoid(gate)
         return functional.linear(out.flatten(2), use["attn_output.weight"])
 
     def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
@@ -170,13 +183,20 @@ class MtpBlock(nn.Module):
         return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
     def _mixture(self, use: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The selected experts, by their renormalized probabilities, and the shared expert."""
+        """The selected experts, by their shares, and the shared expert."""
         c, shape = self.config, x.shape
         rows = x.reshape(-1, c.width)
         with torch.autocast(rows.device.type, enabled=False):  # the graph's router is F32
-            router = functional.linear(rows, use["ffn_gate_inp.weight"]).softmax(-1)
-        shares, chosen = router.topk(c.experts_used, dim=-1)
-        shares = shares / shares.sum(-1, keepdim=True).clamp_min(_SMALLEST_SHARE) * c.expert_scale
+            router = functional.linear(rows, use[_ROUTER])
+        if c.form.sigmoid:
+            router = router.sigmoid()
+            chosen = (router + use[_CHOICE_BIAS]).topk(c.experts_used, dim=-1).indices
+            shares = router.gather(-1, chosen)
+        else:
+            shares, chosen = router.softmax(-1).topk(c.experts_used, dim=-1)
+        if c.normed_shares:
+            shares = shares / shares.sum(-1, keepdim=True).clamp_min(_SMALLEST_SHARE)
+        shares = shares * c.expert_scale
         out = torch.zeros_like(rows)
         names = [f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")]
         for expert in torch.unique(chosen).tolist():
@@ -186,13 +206,21 @@ class MtpBlock(nn.Module):
         if "ffn_up_shexp.weight" in use:
             names = [f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")]
             shared = _feed_forward(rows, *(use[name] for name in names))
-            gate = functional.linear(rows, use["ffn_gate_inp_shexp.weight"].view(1, -1))
-            out = out + shared * torch.sigmoid(gate)
+            if "ffn_gate_inp_shexp.weight" in use:
+                gate = functional.linear(rows, use["ffn_gate_inp_shexp.weight"].view(1, -1))
+                shared = shared * torch.sigmoid(gate)
+            out = out + shared
         return out.view(shape)
 
 
 def _key(suffix: str) -> str:
     return suffix.removesuffix(".weight").replace(".", "_")
+
+
+def _with_experts(suffix: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The array with a dimension for experts, which a GGUF may lack if there is one."""
+    dimensions = 3 if "_exps." in suffix else 2 if suffix == _ROUTER else array.ndim
+    return array if array.ndim >= dimensions else array[None]
 
 
 def _feed_forward(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -231,18 +259,19 @@ def rope_frequencies(rope: Rope) -> tuple[NDArray[np.float32], float]:
 def read_weights(model: Model) -> Weights:
     """The weights of a model's head by suffix, dequantized; fused tensors are split.
 
-    RequestError if the head is incomplete, has several layers, or an embedding of its own.
+    RequestError if the head is incomplete, has several layers, or matrices that the trunk has, too.
     """
     model.head.check_complete()
     model.head.check_layers()
     out: Weights = {}
     for name, suffix in model.head.suffixes.items():
-        if suffix == SHORT_HEAD_SUFFIX:
+        draft = model.head.draft
+        if suffix == SHORT_HEAD_SUFFIX and draft and draft.layout is DraftLayout.TABLE:
             continue
-        if suffix == _OWN_EMBEDDING:
+        if suffix in (_OWN_EMBEDDING, SHORT_HEAD_SUFFIX):
             raise RequestError(
-                f"{model.path}: expected a head that shares the trunk's embedding, found one with "
-                f"its own ({name}), which cannot be trained"
+                f"{model.path}: expected a head that shares the trunk's embedding and output, "
+                f"found one with its own ({name}), which cannot be trained"
             )
         array = read_tensor(model, name)
         if parts := model.head.fused_parts(name):
@@ -250,7 +279,7 @@ def read_weights(model: Model) -> Weights:
             for part, rows in zip(parts, np.split(array, ends, axis=-2), strict=True):
                 out[part.split(".", 2)[2]] = np.ascontiguousarray(rows)
         else:
-            out[suffix] = array
+            out[suffix] = _with_experts(suffix, array)
     if _HEAD_NORM not in out:
         out[_HEAD_NORM] = read_tensor(model, OUTPUT_NORM_TENSOR)
     return out
@@ -281,10 +310,14 @@ def fresh_weights(model: Model, seed: int) -> Weights:
     """
     random = np.random.default_rng(seed)
     out: Weights = {}
-    for suffix in BLOCKS[model.head.architecture].required:
+    architecture, experts = model.head.architecture, model.head.parameter("expert_count")
+    for suffix in (*BLOCKS[architecture].required, *FORMS[architecture].optional):
         shape = model.head.shapes[suffix][::-1]
         if suffix.endswith("norm.weight"):
-            out[suffix] = np.ones(shape, np.float32)
+            array = np.ones(shape, np.float32)
+        elif suffix == _CHOICE_BIAS or (suffix == _ROUTER and experts == 1):
+            array = np.zeros(shape, np.float32)
         else:
-            out[suffix] = (random.standard_normal(shape) * _INITIAL_STD).astype(np.float32)
+            array = (random.standard_normal(shape) * _INITIAL_STD).astype(np.float32)
+        out[suffix] = _with_experts(suffix, array)
     return out | {_HEAD_NORM: read_tensor(model, OUTPUT_NORM_TENSOR)}

@@ -7,10 +7,40 @@ from dataclasses import dataclass
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.head import MtpHead
-from mtp_gguf.gguf_tools.nextn import HYBRIDS
 
 _SCALINGS = ("none", "linear", "yarn")
 _DEFAULT_CONTEXT = 1 << 18
+_NO_GATING, _SIGMOID = 0, 2  # llama_expert_gating_func_type; none is a sigmoid in GLM
+
+
+@dataclass(frozen=True)
+class Form:
+    """What differs between the blocks of the architectures that can be trained.
+
+    gated: attn_q also has a gate of the attention's output. sections: rotation by sections
+    (M-RoPE). moe: a mixture of experts. sigmoid: its router is a sigmoid with a bias for the
+    choice, and the metadata say whether shares are normed; else a softmax with normed shares.
+    optional: tensors beyond the required ones that a new block gets, too.
+    """
+
+    gated: bool = True
+    sections: bool = True
+    moe: bool = True
+    sigmoid: bool = False
+    optional: tuple[str, ...] = ()
+
+
+FORMS = {
+    "qwen35": Form(moe=False),
+    "qwen35moe": Form(),
+    "qwen3next": Form(sections=False),
+    "glm4moe": Form(
+        gated=False,
+        sections=False,
+        sigmoid=True,
+        optional=("attn_q_norm.weight", "attn_k_norm.weight"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -35,8 +65,12 @@ class Rope:
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """What the MTP block's graph needs besides the tensors. experts: 0 for a dense block."""
+    """What the MTP block's graph needs besides the tensors.
 
+    experts: 0 for a dense block. normed_shares: whether those of the chosen experts sum to 1.
+    """
+
+    form: Form
     width: int
     heads: int
     kv_heads: int
@@ -45,37 +79,55 @@ class BlockConfig:
     experts: int
     experts_used: int
     expert_scale: float
+    normed_shares: bool
     rope: Rope
 
     @classmethod
     def of(cls, head: MtpHead) -> "BlockConfig":
         """Read the metadata; FormatError names a key that is missing or invalid."""
-        if not head.kind.hybrid:
+        form = FORMS.get(head.architecture)
+        if form is None:
             raise FormatError(
                 f"{head.file.source.name}: heads of {head.architecture} cannot be trained here, "
-                f"only those of {', '.join(HYBRIDS)}"
+                f"only those of {', '.join(FORMS)}"
             )
         reader = _Reader(head)
         width = reader.whole("embedding_length")
         heads = reader.whole("attention.head_count")
-        moe = head.architecture != "qwen35"
         head_dim = reader.whole("attention.key_length", width // max(heads, 1))
         if head_dim < 1:
             reader.refuse("attention.key_length", "1 or more", head_dim)
         kv_heads = reader.whole("attention.head_count_kv")
         if heads % kv_heads:
             reader.refuse("attention.head_count", f"a multiple of {kv_heads} KV heads", heads)
+        if form.sigmoid:
+            _check_router(reader)
         return cls(
+            form=form,
             width=width,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
             eps=reader.number("attention.layer_norm_rms_epsilon", None),
-            experts=reader.whole("expert_count") if moe else 0,
-            experts_used=reader.whole("expert_used_count") if moe else 0,
+            experts=reader.whole("expert_count") if form.moe else 0,
+            experts_used=reader.whole("expert_used_count") if form.moe else 0,
             expert_scale=reader.number("expert_weights_scale", 0.0) or 1.0,
-            rope=_rope(reader, head_dim),
+            normed_shares=not form.sigmoid or head.parameter("expert_weights_norm") is True,
+            rope=_rope(reader, head_dim, form),
         )
+
+
+def _check_router(reader: "_Reader") -> None:
+    """FormatError unless experts are of one group and chosen by a sigmoid."""
+    gating = reader.head.parameter("expert_gating_func") or _NO_GATING
+    if gating not in (_NO_GATING, _SIGMOID):
+        reader.refuse("expert_gating_func", f"{_SIGMOID}, a sigmoid", gating)
+    groups = reader.head.parameter("expert_group_count") or 1
+    if groups != 1:
+        reader.refuse("expert_group_count", "one group", groups)
+    sections = reader.head.parameter("rope.dimension_sections") or ()
+    if not isinstance(sections, tuple) or any(sections):
+        reader.refuse("rope.dimension_sections", "none, as llama.cpp's draft graph", sections)
 
 
 def _sections(reader: "_Reader") -> tuple[int, ...]:
@@ -89,8 +141,8 @@ def _sections(reader: "_Reader") -> tuple[int, ...]:
     return whole
 
 
-def _rope(reader: "_Reader", head_dim: int) -> Rope:
-    sections = None if reader.head.architecture == "qwen3next" else _sections(reader)
+def _rope(reader: "_Reader", head_dim: int, form: Form) -> Rope:
+    sections = _sections(reader) if form.sections else None
     count = reader.whole("rope.dimension_count", head_dim)
     if count % 2 or count > head_dim:
         reader.refuse("rope.dimension_count", f"an even number up to {head_dim}", count)

@@ -115,7 +115,7 @@ class DataWriter:
         self._flushed = time.monotonic()
         if not self._pending:
             return
-        self._make_folder()
+        make_folder(self.folder)
         path = self.folder / f"shard-{len(self._shards):05}.safetensors"
         arrays = {
             "tokens": np.concatenate([s.tokens for s in self._pending]),
@@ -135,12 +135,6 @@ class DataWriter:
         self._pending = []
         self._write_index()
 
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{self.folder}: cannot be made: {error.strerror}") from None
-
     def _write_index(self) -> None:
         index = {
             "format": _FORMAT,
@@ -149,6 +143,14 @@ class DataWriter:
             "shards": [asdict(shard) for shard in self._shards],
         }
         write_json(self.folder / INDEX_NAME, index)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for samples, if there is none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made: {error.strerror}") from None
 
 
 def write_json(path: Path, content: object) -> None:

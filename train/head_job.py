@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,20 +18,33 @@ from safetensors.numpy import save_file
 from mtp_gguf.bench.costs import cycle_costs
 from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.convert.converted_head import converted_head
-from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, default_size, rank_by_counts
+from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, rank_by_counts
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
 from mtp_gguf.convert.precision import parse_tensor_type
 from mtp_gguf.gguf_tools import process_memory, processors
-from mtp_gguf.gguf_tools.draft_list import DraftList, list_faults, read_draft_list, required_ids
+from mtp_gguf.gguf_tools.acceptance import reserved
+from mtp_gguf.gguf_tools.carrier import CARRIER, carry
+from mtp_gguf.gguf_tools.draft_list import (
+    BEFORE_TOKENIZER,
+    DraftList,
+    list_faults,
+    read_draft_list,
+    required_ids,
+)
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.fastmtp import default_size
 from mtp_gguf.gguf_tools.format import Value
 from mtp_gguf.gguf_tools.interrupted import Interrupted, leaves_nothing
 from mtp_gguf.gguf_tools.model import Model, open_model
+from mtp_gguf.gguf_tools.new_file import write_file
+from mtp_gguf.gguf_tools.nextn import CARRIED
 from mtp_gguf.gguf_tools.output import OutputFile
+from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, inserted, write
+from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
 from mtp_gguf.gguf_tools.text import human_bytes
 from mtp_gguf.gguf_tools.transplant import head_alone, with_head
@@ -39,7 +52,7 @@ from mtp_gguf.gguf_tools.transplant import head_alone, with_head
 from .block import Weights, fresh_weights, read_weights
 from .collect import CollectSettings, Texts, bytes_needed, collect
 from .config import BlockConfig
-from .dataset import Sample, open_data, remove_data, split_data
+from .dataset import INDEX_NAME, Sample, make_folder, open_data, remove_data, split_data
 from .measure import Acceptance, measure_file
 from .trainer import (
     CHECKPOINT_NAME,
@@ -99,7 +112,13 @@ class Job:
     threads: int | None
     gpu_layers: int
     work: Path | None
+    measured: bool
     progress: Progress
+
+    @property
+    def stores_acceptance(self) -> bool:
+        """Whether keys are reserved for the acceptance of the written model."""
+        return self.measured and not self.head_only and self.target.suffix == ".gguf"
 
     @property
     def folder(self) -> Path:
@@ -122,15 +141,55 @@ def run(job: Job) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(job.cores)
     try:
-        return _run(job)
+        check_device(job.device or default_device())
+        with _carried(job) as carried:
+            return _run(carried)
     finally:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def _carried(job: Job) -> Iterator[Job]:
+    """The job with a model that can have a head: a carrier beside the states in place of others.
+
+    A carrier without a head starts from random weights, because no other head is for it.
+    """
+    with open_model(job.model) as model:
+        if model.architecture not in CARRIED:
+            alone = job.start.head_from is None and model.head.is_known and model.head.carried_from
+            scratch = bool(alone) and not model.head.names
+            yield replace(job, start=Start(None, True)) if scratch else job
+            return
+        if job.head_only or job.start.head_from is not None:
+            option = "--head-only" if job.head_only else "--head-from"
+            raise RequestError(
+                f"{option}: expected a model that can have a head, found architecture "
+                f"{model.architecture}; first write one: mtp-gguf carry {quoted(job.model)}"
+            )
+        spec = carry(model)
+        path = job.folder / f"carrier-{identify(job.model).fingerprint[:16]}.gguf"
+        if not path.exists():
+            job.progress.say(
+                f"llama.cpp has no MTP head for {model.architecture}, so the output has the "
+                f"architecture {CARRIER}, which computes the same"
+            )
+            make_folder(job.folder)
+            write_file("carry", spec, path, model.paths, overwrite=False)
+    try:
+        yield replace(job, model=path, start=Start(None, True))
+    finally:
+        if not (job.folder / INDEX_NAME).exists():  # done, or nothing to go on from
+            remove_data(job.folder, path.name)
+
+
 def _run(job: Job) -> dict[str, Any]:
     began = time.monotonic()
-    check_device(job.device or default_device())
     with open_model(job.model) as model:
+        if job.target.suffix == ".safetensors" and not model.head.kind.hybrid:
+            raise RequestError(
+                f"{job.target}: expected a GGUF, because mtp.* tensors are for Qwen models; the "
+                f"model is {model.head.architecture}"
+            )
         check_type(_head_type(job, model))
         _check_list(job, model)
         config = BlockConfig.of(model.head)
@@ -417,6 +476,9 @@ def _write(
         spec = _output(job, model, outcome.weights, draft, facts)
         if job.head_only:
             spec = head_alone(spec, model)
+        if job.stores_acceptance:
+            metadata = inserted(spec.metadata, reserved(), BEFORE_TOKENIZER)
+            spec = OutputSpec(metadata, spec.tensors)
         with job.progress.count("train-head", spec.nbytes) as advance:
             write(job.target, spec, advance)
         after = _measured(job, job.target, held_out)

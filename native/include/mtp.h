@@ -33,7 +33,7 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 9
+#define MTP_API_VERSION 10
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -126,7 +126,15 @@ typedef struct mtp_head_params {
     int32_t n_batch;         /* maximum rows fed in one graph evaluation; >= MTP_MAX_DEPTH + 1 */
     int32_t fastmtp_size;    /* rows of a ranked draft vocabulary to use; 0: all; -1: draft from the
                               * full vocabulary even if the file has a draft vocabulary (layout
-                              * `ids` only) */
+                              * `ids` only). A file without one gets a list of this size, special
+                              * tokens and then by id; 0: of 32,768, or a quarter of a vocabulary
+                              * below 131,072, and none below 32,768 */
+    int32_t n_ring;          /* ids at the end of the draft vocabulary that sessions replace by tokens
+                              * of the text as these appear, at most a quarter of it; 0: 2,048; -1:
+                              * none. In a list that was made when the file was loaded, 8,192 more,
+                              * or another quarter, by other tokens of their scripts, unless those
+                              * are Latin without accents. Always none if the file has only the
+                              * rows of its list */
     const struct ggml_tensor * embedding; /* token embeddings and output matrix of the loaded trunk */
     const struct ggml_tensor * output;    /* (mtp_model_matrix), or NULL. A head that drafts from the full
                               * vocabulary uses them where they are, if that is its device, a GPU, in
@@ -142,12 +150,14 @@ typedef enum mtp_draft_layout {
     MTP_DRAFT_IDS     = 1,
     MTP_DRAFT_TABLE   = 2,
     MTP_DRAFT_SIDECAR = 3,
+    MTP_DRAFT_MADE    = 4, /* the file has no list, so one was made when it was loaded */
 } mtp_draft_layout;
 
 typedef struct mtp_head_info {
     int32_t n_embd;
     int32_t n_vocab;       /* size of the target vocabulary */
     int32_t n_draft_vocab; /* size of the draft vocabulary in use */
+    int32_t n_ring;        /* how many of its last ids follow the text */
     int32_t block;         /* N of blk.N, of the first one if there are several */
     int32_t n_ctx;
     int32_t n_seq_max;
@@ -167,7 +177,8 @@ MTP_API mtp_status mtp_head_load(const char * path, const mtp_head_params * para
 MTP_API void       mtp_head_free(mtp_head * head);
 MTP_API mtp_status mtp_head_get_info(const mtp_head * head, mtp_head_info * out);
 
-/* Copies the target ids of the draft vocabulary in rank order. n must be n_draft_vocab. */
+/* Copies the target ids of the draft vocabulary in rank order, those that follow the text at the end. n must be
+ * n_draft_vocab. */
 MTP_API mtp_status mtp_head_get_draft_ids(const mtp_head * head, int32_t * out, size_t n);
 
 /* Returns the first position after the rows of a sequence, 0 if the sequence is empty. */
@@ -608,6 +619,10 @@ MTP_API void       mtp_depth_free(mtp_depth * depth);
  * of `other`. The two share their measured costs; outcomes are kept per chooser. */
 MTP_API mtp_status mtp_depth_new_beside(const mtp_depth * other, mtp_depth ** out);
 
+/* Sets the acceptance of first drafts (0 .. 1) that is expected before any outcome, such as the one that a
+ * file states; 0.7 otherwise. A session does so if the head's file states less than 0.3. */
+MTP_API mtp_status mtp_depth_expect(mtp_depth * depth, double acceptance);
+
 /* Sets how many sequences (1 .. MTP_MAX_SEQUENCES, initially 1) share the next batches. */
 MTP_API mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences);
 
@@ -657,6 +672,11 @@ MTP_API mtp_status mtp_depth_report_draft(mtp_depth * depth, int32_t n_sequences
 /* Like mtp_depth_set_costs, for a session's own depth choosers. */
 MTP_API mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms,
                                          int32_t n_verify, const double * draft_ms, int32_t n_draft);
+
+/* Begins with what the choice of depths had learned when `path` was written, and writes that file when the session is
+ * freed. path: UTF-8. The caller gives each model, and each setting that changes what a batch costs, a file of its own; a
+ * file of another head or version, or a damaged one, is ignored and replaced. Before anything is drafted. */
+MTP_API mtp_status mtp_session_remember_depth(mtp_session * session, const char * path);
 
 /* ---- suffix index ----
  *

@@ -48,6 +48,10 @@ struct common_speculative_impl_mtp : public common_speculative_impl {
             llama_set_embeddings_nextn(params.ctx_tgt, true, /*masked*/ false);
             llama_set_outputs_on_device(params.ctx_tgt, true);
         }
+        const char * remembered = getenv("MTP_GGUF_DEPTH_FILE"); // "0": nothing is kept
+        if (remembered && *remembered && strcmp(remembered, "0") && params.n_auto) {
+            drafter->remember_depth(remembered);
+        }
         if (lookup && !spec.lookup_index.empty()) {
             init_corpus(spec.lookup_index);
         }
@@ -389,6 +393,13 @@ static common_mtp_head_ptr common_speculative_open_mtp_head(const common_params 
     const mtp_head_info info = head->info();
     SPC_INF("drafts over %d of %d tokens in one graph on %s (weights %.2f MiB)\n",
             info.n_draft_vocab, info.n_vocab, hparams.device, info.weight_bytes/1024.0/1024.0);
+    if (info.layout == MTP_DRAFT_MADE) {
+        SPC_INF("%s", "the model has no draft vocabulary, so these are its special tokens and then the first ones; "
+                "--spec-draft-n-vocab -1 drafts over all\n");
+    }
+    if (info.n_ring > 0) {
+        SPC_INF("the last %d of them follow the text of the slots\n", info.n_ring);
+    }
 
     return common_mtp_head_ptr(head);
 }

@@ -1,5 +1,6 @@
 #include "drafter.h"
 
+#include "depth_file.h"
 #include "error.h"
 #include "fingerprint.h"
 
@@ -24,6 +25,7 @@ constexpr int32_t kUnknown = -1;
 
 constexpr uint32_t OPEN = 1, ENDED = 2, FROM_TEXT = 4; // flags of a saved cycle
 constexpr double kMostMs = 1e9;
+constexpr int64_t kLeastCycles = 16; // from which on it is worth a file what was learned
 const char kDepthState[] = "checkpoint: the state of the depth";
 
 // Identifies what costs depend on: the devices, by their names.
@@ -40,11 +42,41 @@ uint64_t this_machine() {
     return machine;
 }
 
+// Heads that accept fewer first drafts begin with what their file states; docs/decisions.md says why others do not.
+constexpr double kBadHead = 0.3;
+
 } // namespace
 
 Drafter::Drafter(Head * head, int32_t n_sequences, int32_t max_depth, int32_t max_text)
     : head_(head), max_depth_(head != nullptr ? int32_t(std::min<int64_t>(max_depth, head->max_depth())) : 0),
-      max_text_(max_text), sequences_(size_t(n_sequences), Sequence(Depth(max_depth_))) {}
+      max_text_(max_text), sequences_(size_t(n_sequences), Sequence(Depth(max_depth_))) {
+    if (head_ != nullptr && head_->vocabulary().n_ring > 0) {
+        ring_ = std::make_unique<DraftRing>(head_->vocabulary(), n_sequences);
+    }
+    const double stated = head != nullptr ? head->stated_acceptance() : -1;
+    for (Sequence & sequence : sequences_) {
+        if (stated >= 0 && stated < kBadHead) {
+            sequence.depth.expect(stated);
+        }
+    }
+}
+
+Drafter::~Drafter() {
+    if (!depth_path_.empty() && n_cycles_ >= kLeastCycles) {
+        write_depth_file(depth_path_, this_machine(), head_fingerprint_, at(last_seq_).depth);
+    }
+}
+
+void Drafter::remember_depth(const std::string & path) {
+    if (head_ == nullptr) {
+        return;
+    }
+    depth_path_ = path;
+    head_fingerprint_ = head_->fingerprint();
+    for (Sequence & s : sequences_) {
+        read_depth_file(path, this_machine(), head_fingerprint_, s.depth);
+    }
+}
 
 // ---- drafting ----
 
@@ -104,6 +136,8 @@ void Drafter::report_cycle(const DraftRequest & request) {
     if (!cycle.open || !cycle.ended) {
         return;
     }
+    n_cycles_++;
+    last_seq_ = request.seq;
     mtp_cycle_outcome & outcome = cycle.outcome;
     if (cycle.from_text) {
         s.depth.report_free(outcome.n_verified, outcome.n_accepted, 0, outcome.undo_ms);
@@ -237,6 +271,13 @@ void Drafter::draft_with_head(Requests & requests, const Drawing * drawing) {
 }
 
 void Drafter::run_head(const Requests & requests, const Drawing * drawing) {
+    if (ring_) { // here only, so that it is known until the next drafts which tokens could be drafted
+        for (const DraftRequest * request : requests) {
+            ring_->truncate(request->seq, request->position); // of a draft that was not verified
+            ring_->follow(request->seq, request->position, &request->token, 1);
+        }
+        head_->set_ring(ring_->ids());
+    }
     std::vector<std::vector<int32_t>> tokens; // of the rows to feed
     std::vector<mtp_draft_task> tasks;
     for (DraftRequest * request : requests) {
@@ -291,6 +332,9 @@ void Drafter::decoded(int32_t seq, int64_t first, const int32_t * tokens, int64_
         empty_tail(s, first);
     } else {
         cut(seq, first);
+    }
+    if (ring_) {
+        ring_->follow(seq, first, tokens, n);
     }
     if (waiting(seq) + n > kLateRows) {
         feed(seq);
@@ -400,6 +444,9 @@ void Drafter::cut(int32_t seq, int64_t position) {
     if (head_ == nullptr) {
         return;
     }
+    if (ring_) {
+        ring_->truncate(seq, position);
+    }
     if (head_->cache().next(seq) > position) {
         head_->rollback(seq, position);
         s.drafted_after = -1;
@@ -434,6 +481,9 @@ void Drafter::clear(int32_t seq, int64_t length) {
     if (head_ != nullptr) {
         head_->rollback(seq, 0);
     }
+    if (ring_) {
+        ring_->truncate(seq, 0);
+    }
     empty_tail(s, length);
     s.cycle = Cycle();
     s.text.clear();
@@ -444,6 +494,9 @@ void Drafter::copy(int32_t from, int32_t to) {
     if (head_ != nullptr) {
         fetch(from); // the copy has no hidden states on the head's device
         head_->cache().copy(from, to);
+    }
+    if (ring_) {
+        ring_->truncate(to, 0); // the tokens of the copy are there as those of the source
     }
     const Sequence & source = at(from);
     Sequence & target = at(to);
@@ -498,6 +551,9 @@ DrafterState Drafter::save(int32_t seq, bool with_rows) {
         std::vector<uint8_t> rows(cache.rows_bytes(s.end() - state.first));
         cache.read_rows(seq, state.first, s.end() - state.first, rows.data());
         state.rows = std::move(rows);
+        if (ring_) {
+            state.ring = ring_->save(seq);
+        }
     }
     fetch(seq);
     state.token = s.tokens.back();
@@ -518,6 +574,9 @@ void Drafter::restore_head(int32_t seq, int64_t length, const DrafterState & sta
     if (!state.rows.empty()) {
         head_->rollback(seq, 0);
         head_->cache().write_rows(seq, state.first, length - state.first, state.rows.data());
+    }
+    if (ring_ && !state.ring.empty()) {
+        ring_->restore(seq, state.ring);
     }
     cut(seq, length);
     Sequence & s = at(seq);

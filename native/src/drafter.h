@@ -13,6 +13,7 @@
 
 #include "bytes.h"
 #include "depth/depth.h"
+#include "draft_ring.h"
 #include "head/head.h"
 #include "lookup/corpus.h"
 #include "lookup/text_drafts.h"
@@ -23,6 +24,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace mtp {
@@ -59,6 +61,8 @@ struct DrafterState {
     Blob rows;
     // How the depth is chosen: what Depth::save gives, and the last cycle. Empty: it stays as it is.
     std::vector<uint8_t> depth;
+    // Tokens of the sequence that were added to the draft vocabulary; empty without the rows.
+    std::vector<DraftRing::Entry> ring;
 };
 
 class Drafter {
@@ -66,6 +70,8 @@ public:
     // head: nullptr for drafts from the text alone. max_depth: the most tokens that the head drafts, at most
     // MTP_MAX_DEPTH. max_text: the most tokens that are drafted from the text, 0 for none.
     Drafter(Head * head, int32_t n_sequences, int32_t max_depth, int32_t max_text);
+    ~Drafter();
+    Drafter(const Drafter &) = delete;
 
     // The most tokens that the head drafts.
     int32_t max_depth() const { return max_depth_; }
@@ -153,6 +159,10 @@ public:
         sequences_.front().depth.set_costs(verify_ms, n_verify, draft_ms, n_draft);
     }
 
+    // Begins with what the choice of depths had learned in the process that wrote `path`, if it ran this head, and writes that
+    // file when this object is destroyed. Before anything is drafted.
+    void remember_depth(const std::string & path);
+
 private:
     // The last cycle, reported to the depth chooser when the next one begins. Only then is it known which
     // token was generated in place of an unverified draft, and what the rollback took.
@@ -214,7 +224,12 @@ private:
     Head * head_;
     int32_t max_depth_;
     int32_t max_text_;
+    std::unique_ptr<DraftRing> ring_; // nullptr if the draft vocabulary does not follow the text
     std::vector<Sequence> sequences_;
+    std::string depth_path_; // of remember_depth; empty: none
+    uint64_t head_fingerprint_ = 0; // of the head, which may be gone before this object
+    int64_t n_cycles_ = 0;   // that the choice of depths has learned from
+    int32_t last_seq_ = 0;   // the sequence of the last of them
 };
 
 } // namespace mtp

@@ -13,7 +13,7 @@ namespace mtp {
 
 namespace {
 
-// The header, little-endian like all supported machines; hidden, head_rows, trunk, text and depth follow.
+// The header, little-endian like all supported machines; hidden, head_rows, trunk, text, depth and ring follow.
 struct Header {
     char     magic[8];
     uint64_t trunk_fingerprint;
@@ -28,14 +28,17 @@ struct Header {
     uint32_t cells;      // the layout of the trunk's state; this and the next are 1 in the first version
     uint32_t memory;
     uint64_t depth_bytes; // not before the fourth version
+    uint64_t ring_bytes;  // not before the fifth version
 };
 
-const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '4'};
+const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '5'};
+const char FOURTH_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '4'};
 const char THIRD_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '3'};
 const char SECOND_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '2'}; // other estimates in the text
 const char FIRST_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '1'};
 const size_t FIRST_HEADER = offsetof(Header, text_bytes);
 const size_t THIRD_HEADER = offsetof(Header, depth_bytes);
+const size_t FOURTH_HEADER = offsetof(Header, ring_bytes);
 const int64_t MOST_TOKENS = 1 << 24;
 
 void refuse(const std::string & text) {
@@ -60,11 +63,22 @@ void check_finite(const SequenceState & c) {
     }
 }
 
+void check_ring(const SequenceState & c) {
+    int32_t before = -1;
+    for (const DraftRing::Entry & entry : c.head.ring) {
+        if (entry.position <= before || entry.position >= c.length || entry.token < 0) {
+            refuse(format("the draft vocabulary: expected tokens at rising positions below %lld, found %d at %d",
+                          (long long) c.length, entry.token, entry.position));
+        }
+        before = entry.position;
+    }
+}
+
 } // namespace
 
 size_t SequenceState::written_size() const {
     return sizeof(Header) + head.hidden.size() * sizeof(float) + head.rows.size() + trunk.size() + text.size() +
-           head.depth.size();
+           head.depth.size() + head.ring.size() * sizeof(DraftRing::Entry);
 }
 
 void SequenceState::write(uint8_t * out) const {
@@ -80,6 +94,7 @@ void SequenceState::write(uint8_t * out) const {
     header.trunk_bytes = trunk.size();
     header.text_bytes = text.size();
     header.depth_bytes = head.depth.size();
+    header.ring_bytes = head.ring.size() * sizeof(DraftRing::Entry);
     header.cells = trunk_cells;
     header.memory = trunk_memory;
     const auto add = [&out](const void * data, size_t n) {
@@ -94,6 +109,7 @@ void SequenceState::write(uint8_t * out) const {
     add(trunk.data(), header.trunk_bytes);
     add(text.data(), header.text_bytes);
     add(head.depth.data(), header.depth_bytes);
+    add(head.ring.data(), header.ring_bytes);
 }
 
 SequenceState SequenceState::read(const uint8_t * data, size_t size, bool borrow) {
@@ -104,26 +120,30 @@ SequenceState SequenceState::read(const uint8_t * data, size_t size, bool borrow
     const bool first = begins(FIRST_MAGIC);
     const bool second = begins(SECOND_MAGIC);
     const bool third = begins(THIRD_MAGIC);
-    const size_t header_bytes = first ? FIRST_HEADER : second || third ? THIRD_HEADER : sizeof(header);
+    const bool fourth = begins(FOURTH_MAGIC);
+    const size_t header_bytes = first             ? FIRST_HEADER
+                                : second || third ? THIRD_HEADER
+                                : fourth          ? FOURTH_HEADER
+                                                  : sizeof(header);
     if (size < header_bytes) {
         refuse(format("expected %zu bytes or more, found %zu", header_bytes, size));
     }
     header.cells = header.memory = first ? 1 : 0;
     std::memcpy(&header, data, header_bytes);
-    if (!first && !second && !third && !begins(MAGIC)) {
+    if (!first && !second && !third && !fourth && !begins(MAGIC)) {
         refuse("expected the output of mtp_checkpoint_write, found other data");
     }
     const uint64_t parts[] = {header.hidden_bytes, header.head_bytes, header.trunk_bytes, header.text_bytes,
-                              header.depth_bytes};
+                              header.depth_bytes, header.ring_bytes};
     uint64_t left = size - header_bytes;
     for (const uint64_t part : parts) {
         left = part <= left ? left - part : UINT64_MAX;
     }
     if (left != 0) {
-        refuse(format("expected %llu + %llu + %llu + %llu + %llu bytes after its header, found %llu",
+        refuse(format("expected %llu + %llu + %llu + %llu + %llu + %llu bytes after its header, found %llu",
                       (unsigned long long) parts[0], (unsigned long long) parts[1], (unsigned long long) parts[2],
                       (unsigned long long) parts[3], (unsigned long long) parts[4],
-                      (unsigned long long) (size - header_bytes)));
+                      (unsigned long long) parts[5], (unsigned long long) (size - header_bytes)));
     }
     if (header.length < 1 || header.length > MOST_TOKENS) {
         refuse(format("length: expected 1 to %lld, found %lld", (long long) MOST_TOKENS, (long long) header.length));
@@ -135,7 +155,8 @@ SequenceState SequenceState::read(const uint8_t * data, size_t size, bool borrow
         refuse(format("head_first: expected 0 to %lld, found %lld", (long long) header.length,
                       (long long) header.head_first));
     }
-    if (header.hidden_bytes % sizeof(float) != 0 || header.head_bytes % sizeof(ggml_fp16_t) != 0) {
+    if (header.hidden_bytes % sizeof(float) != 0 || header.head_bytes % sizeof(ggml_fp16_t) != 0 ||
+        header.ring_bytes % sizeof(DraftRing::Entry) != 0) {
         refuse("the head's state: expected whole numbers, found a part of one");
     }
     if (header.hidden_bytes == 0 && header.trunk_bytes == 0 && header.text_bytes == 0 && header.depth_bytes == 0) {
@@ -167,6 +188,12 @@ SequenceState SequenceState::read(const uint8_t * data, size_t size, bool borrow
     }
     at += header.text_bytes;
     c.head.depth.assign(at, at + header.depth_bytes);
+    at += header.depth_bytes;
+    c.head.ring.resize(size_t(header.ring_bytes / sizeof(DraftRing::Entry)));
+    if (!c.head.ring.empty()) {
+        std::memcpy(c.head.ring.data(), at, size_t(header.ring_bytes));
+    }
+    check_ring(c);
     check_finite(c);
     if (!c.head.depth.empty()) {
         Drafter::check_depth(c.head.depth);

@@ -411,3 +411,20 @@ def test_numbers_of_a_batch_are_checked() -> None:
     for ms in (-1.0, float("nan")):
         with pytest.raises(NativeError, match="milliseconds"):
             chooser.report_batch(1, ms)
+
+
+def test_a_stated_acceptance_decides_until_outcomes_do() -> None:
+    def chooser(stated: float) -> DepthChooser:
+        made = DepthChooser(4)
+        made.set_costs([20, 26, 30, 34, 38], [2, 4, 6, 8])
+        made.expect(stated)
+        return made
+
+    assert chooser(0.95).plan(4) == 4
+    assert chooser(0.5).plan(4) < chooser(0.8).plan(4)
+    bad = chooser(0.0)
+    depth = bad.plan(4)  # a probe
+    assert bad.keep([0.99] * depth) == 0
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(NativeError, match="acceptance: expected 0 to 1"):
+            bad.expect(wrong)

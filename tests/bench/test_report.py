@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.bench.pairs import markdown
 from mtp_gguf.bench.report.page import render_report
-from mtp_gguf.bench.result import PlannedPart, library_notes
+from mtp_gguf.bench.result import ALL, PlannedPart, library_notes
 from mtp_gguf.cli.bench_table import bench_table
 from support import bench_records as records
 from support.browser import Browser
@@ -397,3 +398,35 @@ def test_without_color(browser: Any, page: Path) -> None:
         )
         seen.append(browser.picture())
     assert len(set(seen)) == 12
+
+
+def test_each_setting_beside_no_drafting() -> None:
+    result = replace(records.result(), peak_bytes=1_234_000_000)
+    pairs = result.to_json()["pairs"]
+    drafted = [t for t in result.texts if t.depth != 0]
+    assert [(p["kind"], p["context"], p["depth"]) for p in pairs] == [
+        (t.kind, t.context, t.depth) for t in drafted
+    ]
+    assert {(p["context"], p["plain_tok_s"]) for p in pairs} == {(0, 48.0), (4096, 24.0)}
+    assert all(p["ratio"] == p["tok_s"] / p["plain_tok_s"] for p in pairs)
+    without_plain = replace(result, texts=tuple(drafted))
+    assert without_plain.to_json()["pairs"] == []
+
+    head, _, columns, rule, *rows = markdown(result)
+    assert "708 MB" in head
+    assert "1.23 GB of memory" in head
+    assert "llama-cpp-python 0.3.36, stock kernels, Linux x86\\_64" in head
+    assert len(rows) == len(pairs)
+    bars = columns.count("|")
+    assert all(re.sub(r"\\.", "", line).count("|") == bars for line in (rule, *rows))
+    assert "| all | 0 | 2 | 48.0 | 61.0 | 1.27 | 81% 64% | 2.40 |" in rows
+    assert not any("<script" in re.sub(r"\\.", "", line) for line in (head, *rows))
+
+
+def test_markdown_of_hostile_names() -> None:
+    result = records.result()
+    texts = tuple(replace(t, kind="a|b\n\\|*c*") for t in result.texts if t.kind == ALL)
+    _, _, columns, _, *rows = markdown(replace(result, texts=texts))
+    for row in rows:
+        assert re.sub(r"\\.", "", row).count("|") == columns.count("|")
+        assert "\n" not in row

@@ -18,6 +18,7 @@ from gguf.quants import quantize
 from tokenizers import Tokenizer
 
 from mtp_gguf.convert import draft_vocabulary
+from mtp_gguf.gguf_tools.fastmtp import default_size
 from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoint_edits import edit_json, read_tensors, write_repeating
 from support.checkpoints import ADDED_TOKENS, SMALL, TINY, TRAINING_TEXT, token_id
@@ -164,9 +165,9 @@ class TestSize:
         assert [*smaller["draft_vocabulary"]["coverage"]] == sizes
 
     def test_default_has_room_for_the_special_tokens(self) -> None:
-        assert draft_vocabulary.default_size(1024, 300) == 300
-        assert draft_vocabulary.default_size(248_320, 33) == 32768
-        assert draft_vocabulary.default_size(131_071, 33) == 32767
+        assert default_size(1024, 300) == 300
+        assert default_size(248_320, 33) == 32768
+        assert default_size(131_071, 33) == 32767
 
     @pytest.mark.parametrize("size", [26, 27, 1000, 1023])
     def test_given(self, size: int, models: Models, tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_newer_server_drafts_with_the_file_itself(whole: Path, tmp_path: Path)
     result = invoke(*words)
     assert result.exit_code == 0
     assert "draft-mtp" not in result.stdout
-    assert "or this file if it has one; serving without a head" in result.stderr
+    assert "or this file if it has one; serving without drafts" in result.stderr
     command = succeed(*words, "--head", whole)
     assert "--spec-type draft-mtp" in command
     assert "-md" not in command

@@ -15,6 +15,7 @@ import pytest
 from mtp_gguf.convert import acceptance as graft_end
 from mtp_gguf.convert import head_gate
 from mtp_gguf.gguf_tools import process_memory
+from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.text import human_bytes
 from mtp_gguf.native import acceptance as measuring
@@ -24,9 +25,13 @@ from mtp_gguf.native.runtime import VARIABLE
 from support.commands import invoke, succeed
 from support.gguf_files import edited
 
-# The demo's head was trained on such text: 58 of 96 when this was written, a little more or less on
-# machines whose kernels round differently.
-GOOD, BAD = 0.5, 0.15
+# 59 of 140 when this was written, a few more or less where kernels round differently.
+GOOD, BAD = LEAST, 0.2
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(graft_end.VARIABLE, "1")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the demo as `whole.gguf`, its trunk, and the checkpoint `hf`."""
     folder = tmp_path_factory.mktemp("demo")
     (folder / "hf").symlink_to(Path(str(resources.files("mtp_gguf.gguf_tools") / "demo_model")))
-    succeed("convert", folder / "hf", "-o", folder / "whole.gguf", "--mtp-f16")
+    succeed("convert", folder / "hf", "-o", folder / "whole.gguf", "--mtp-f16", "--no-check")
     succeed("strip", folder / "whole.gguf", "-o", folder / "trunk.gguf")
     return folder
 
@@ -65,14 +70,14 @@ def shuffle(tensors: dict[str, TensorCopy]) -> None:
 
 def test_the_models_own_head(demo: Path, tmp_path: Path) -> None:
     found = graft(demo, demo / "hf", tmp_path / "made.gguf", "--mtp-f16", "--fastmtp")["acceptance"]
-    assert found["drafted"] == 96
-    assert found["share"] == found["accepted"] / 96 > GOOD
+    assert found["share"] == found["accepted"] / found["drafted"] > GOOD
+    assert found["greedy"]["accepted"][0] == found["accepted"]
     assert found["seconds"] > 0
     assert (found["poor"], found["skipped"], found["share_without_list"]) == (False, None, None)
     report = succeed(
         "graft", demo / "trunk.gguf", "--from", demo / "hf", "-o", tmp_path / "again.gguf"
     )
-    assert " of 96, greedy)\n" in report
+    assert "acceptance: greedy " in report
     assert "warning" not in report
 
 
@@ -81,8 +86,8 @@ def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
     donor = edited(demo / "whole.gguf", tmp_path / "donor.gguf", tensors=shuffle)
     arguments = (demo / "trunk.gguf", "--from", donor, "-o", tmp_path / "made.gguf")
     report = succeed("graft", *arguments)
-    assert "warning: that is poor" in report
-    assert "another fine-tune" in report
+    assert "of first drafts are accepted" in report
+    assert "another model, fine-tune or layer" in report
     assert f"fix: mtp-gguf graft {demo / 'trunk.gguf'} --from ORIGINAL" in report
     assert f"mtp-gguf train-head {tmp_path / 'made.gguf'} --text FILES" in report
     found = graft(demo, donor, tmp_path / "again.gguf")["acceptance"]
@@ -104,13 +109,14 @@ def test_a_list_without_the_words(demo: Path, tmp_path: Path) -> None:
     arguments = (demo / "trunk.gguf", "--from", demo / "whole.gguf", *options)
     odd = tmp_path / 'it\'s $(odd) "1".gguf'
     report = succeed("graft", *arguments, "-o", odd)
-    assert "warning: without the draft vocabulary it would be" in report
+    assert "; without the draft vocabulary it would be" in report
     [command] = [line.strip() for line in report.splitlines() if line.startswith("  fix: ")]
     words = shlex.split(command.removeprefix("fix: "))
     assert words[:3] == ["mtp-gguf", "fastmtp", "add"]
     assert words[3:] == [str(odd), "--corpus", "FILES", "--in-place"]
     # The command fixes it.
-    (tmp_path / "words.txt").write_text(measuring.TEXT * 3)
+    text = "".join(passage.text for passage in measuring.corpus())
+    (tmp_path / "words.txt").write_text(text * 3)
     words[words.index("FILES")] = str(tmp_path / "words.txt")
     succeed(*words[1:])
     assert measure_acceptance(odd).share > GOOD
@@ -119,7 +125,7 @@ def test_a_list_without_the_words(demo: Path, tmp_path: Path) -> None:
 def test_no_check_loads_nothing(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtp_gguf.convert.graft.check_acceptance", None)
+    monkeypatch.setattr("mtp_gguf.convert.graft.record_acceptance", None)
     assert graft(demo, demo / "hf", tmp_path / "made.gguf", "--no-check")["acceptance"] is None
 
 
@@ -131,7 +137,7 @@ def test_the_cost_is_named_first_and_what_does_not_fit_is_skipped(
     result = invoke("graft", demo / "trunk.gguf", "--from", demo / "hf", "-o", target)
     assert "measuring acceptance: takes 27" in result.stderr
     assert "--no-check skips it" in result.stderr
-    assert "% of first drafts (" in result.stdout
+    assert "acceptance: greedy " in result.stdout
 
     monkeypatch.setattr(process_memory, "free_memory", lambda: 200 << 20)
     arguments = ("--from", demo / "hf", "-o", target, "--overwrite")
@@ -190,7 +196,8 @@ def test_nothing_in_the_current_folder_is_executed(
 
 
 def test_time_is_bounded(demo: Path) -> None:
-    assert measure_acceptance(demo / "whole.gguf", seconds=0.0).drafted == 16
+    found = measure_acceptance(demo / "whole.gguf", seconds=0.0)
+    assert found.greedy.drafted[0] + found.sampled.drafted[0] == 16
 
 
 def test_reasons_not_to_measure(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.gguf_tools.draft_list import list_faults
+from mtp_gguf.gguf_tools.fastmtp import DraftLayout, StoredDraftVocabulary, draft_in_use
 from mtp_gguf.gguf_tools.format import ArrayRef, Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import DENSE, MOE, SPECS, Spec
@@ -348,3 +349,15 @@ def test_a_tokenizer_of_another_size(models: Models, corpus: Path, tmp_path: Pat
     words = ("its tokenizer has 1000 tokens, its embedding 1024 rows",)
     target = tmp_path / "x.gguf"
     refused(tmp_path, "fastmtp", "add", broken, "--corpus", corpus, "-o", target, words=words)
+
+
+def test_sizes_to_compare_with_what_is_drafted_over() -> None:
+    """The whole vocabulary, if its rows are there, and more than a list that is made."""
+    made = draft_in_use(None, 248_320)
+    assert made
+    assert (made.size, made.other_sizes) == (32_768, [65_536, 16_384, 8_192, -1])
+    for layout, whole in ((DraftLayout.IDS, [-1]), (DraftLayout.TABLE, [])):
+        stored = draft_in_use(StoredDraftVocabulary(layout, 1000, None, None), 248_320)
+        assert stored
+        assert (stored.size, stored.other_sizes) == (1000, [500, 250, *whole])
+    assert draft_in_use(None, 1000) is None

@@ -120,7 +120,8 @@ def test_a_line_and_the_closing_lines(model: Path) -> None:
     base, head, summary = lines[-3:]
     assert re.fullmatch(r"base: \d+ tensors, \d+ kB \(\d+ Q4_K, .*\)", base)
     assert re.fullmatch(r"head: 15 tensors, \d\.\d+ MB \(8 F16, 7 F32\)", head)
-    assert summary == ("can draft: MTP head in block 2 (8 F16), FastMTP 64 tokens, layout ids")
+    head = "can draft: MTP head in block 2 (8 F16)"
+    assert summary == f"{head}, FastMTP 64 tokens, layout ids, the last 16 follow the text"
 
 
 def test_mtp_shows_the_head_alone(model: Path) -> None:
@@ -195,6 +196,7 @@ def test_json_of_a_gguf(model: Path) -> None:
         "stock": True,
         "ours": True,
         "shared": False,
+        "in_use": {"size": DRAFT, "ring": DRAFT // 4, "layout": "ids"},
     }
     assert list(draft) == ["layout", "size", "source", "coverage"]
     assert (draft["layout"], draft["size"]) == ("ids", DRAFT)
@@ -211,6 +213,7 @@ def test_json_without_a_head(folder: Path, models: Models) -> None:
         "stock": False,
         "ours": False,
         "shared": False,
+        "in_use": None,
     }
     assert as_json(model, "--mtp")["tensors"] == []
 
@@ -229,7 +232,7 @@ def summary_line(*arguments: object) -> str:
         (
             ["--mtp-f16", "--fastmtp", DRAFT],
             "can draft: MTP head in block 2 (8 F16)",
-            "FastMTP 64 tokens, layout ids",
+            "FastMTP 64 tokens, layout ids, the last 16 follow the text",
         ),
         (
             ["--mtp-f16", "--fastmtp", DRAFT, "--fastmtp-layout", "table"],
@@ -489,7 +492,7 @@ def test_metadata_does_not_steer_the_terminal(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {"general.architecture": evil}, ["t"])
     assert "\x1b" not in listed(path).stdout
     assert summary_line(path).startswith(
-        "cannot draft: architecture '\\x1b[2J\\udcff' is not one of"
+        "cannot draft: llama.cpp has no MTP head for architecture '\\x1b[2J\\udcff'"
     )
     as_json(path)
 

@@ -350,7 +350,7 @@ def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: 
 
 # Offsets of the header's fields, native/src/sequence_state.cpp.
 LENGTH, TOKEN, FIRST, HIDDEN, ROWS, TRUNK, TEXT, LAYOUT = 24, 32, 40, 48, 56, 64, 72, 80
-STATE_OF_DEPTH, END = 88, 96
+STATE_OF_DEPTH, RING, END = 88, 96, 104
 
 
 @pytest.fixture(scope="module")
@@ -376,6 +376,11 @@ def changed(offset: int, value: int, form: str = "<q") -> Callable[[bytes], byte
     return change
 
 
+def with_ring(ring: bytes) -> Callable[[bytes], bytes]:
+    """Adds tokens that follow the text."""
+    return lambda data: changed(RING, len(ring))(data) + ring
+
+
 def in_trunk(offset: int) -> int:
     """Marks an offset into the trunk's state: 0 is its first byte."""
     return -1 - offset
@@ -384,12 +389,18 @@ def in_trunk(offset: int) -> int:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: b"", "expected 96 bytes or more, found 0"),
-        (lambda d: d[:95], "expected 96 bytes or more, found 95"),
+        (lambda d: b"", "expected 104 bytes or more, found 0"),
+        (lambda d: d[:103], "expected 104 bytes or more, found 103"),
+        (lambda d: b"mtpstat4" + d[8:95], "expected 96 bytes or more, found 95"),
         (lambda d: b"mtpstat3" + d[8:87], "expected 88 bytes or more, found 87"),
         (lambda d: b"mtpstat1" + d[8:71], "expected 72 bytes or more, found 71"),
-        (lambda d: d[:-1], r"expected \d+ \+ \d+ \+ \d+ \+ 0 \+ \d+ bytes after its header, found"),
+        (lambda d: d[:-1], r"\d+ \+ \d+ \+ \d+ \+ 0 \+ \d+ \+ 0 bytes after its header, found"),
         (changed(STATE_OF_DEPTH, -1), "bytes after its header"),
+        (changed(RING, 8), "bytes after its header"),
+        (with_ring(b"1234567"), "expected whole numbers, found a part of one"),
+        (with_ring(struct.pack("<2i", 20, 7)), "rising positions below 20, found 7 at 20"),
+        (with_ring(struct.pack("<4i", 3, 7, 3, 8)), "rising positions below 20, found 8 at 3"),
+        (with_ring(struct.pack("<2i", 3, -1)), "rising positions below 20, found -1 at 3"),
         (lambda d: d + b"\0", r"bytes after its header, found"),
         (lambda d: b"GGUF" + d[4:], "expected the output of mtp_checkpoint_write"),
         (changed(LENGTH, 0), "length: expected 1 to 16777216, found 0"),

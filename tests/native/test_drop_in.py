@@ -18,7 +18,9 @@ from llama_cpp.llama_cache import LlamaRAMCache
 
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import HeadMissingError
+from mtp_gguf.native.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
+from support.carried_models import add_byte_tokenizer
 from support.llama_libraries import STOCK, python_on
 from support.models import Dial, Models
 
@@ -239,18 +241,7 @@ def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_head_count_kv(heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(width // heads)
-    writer.add_vocab_size(vocabulary)
-    writer.add_tokenizer_model("llama")
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-    tokens += [f"▁w{i}" for i in range(vocabulary - len(tokens))]
-    types = [2, 3, 3, *[6] * 256, *[1] * (vocabulary - 259)]
-    writer.add_token_list(tokens)
-    writer.add_token_scores([float(-i) for i in range(vocabulary)])
-    writer.add_token_types(types)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_add_bos_token(True)
+    add_byte_tokenizer(writer, vocabulary)
 
     def add(name: str, *shape: int) -> None:
         values = rng.standard_normal(shape, np.float32) * (0.4 if len(shape) > 1 else 0)
@@ -301,9 +292,9 @@ def test_models_that_cannot_draft_behave_like_llama_cpp(
     path = llama_model if kind == "architecture" else models.gguf("dense-no-mtp", "Q4_K_M", "F16")
     with plain(path) as theirs:
         want = same_calls(theirs)
-    reason = "the file has no MTP head" if kind == "no head" else "architecture 'llama' is not one"
+    reason = "the file has no MTP head" if kind == "no head" else "no MTP head for .* 'llama'"
     note = reason + ".*; decoding without drafts, as llama_cpp.Llama does"
-    for options in ({}, {"depth": "auto"}):
+    for options in ({"lookup": False}, {"lookup": False, "depth": "auto"}):
         with noted(note, path, **options) as ours:
             assert same_calls(ours) == want
             assert (ours.depth, ours.head, ours.mtp_stats.cycles) == (0, None, 0)
@@ -311,12 +302,24 @@ def test_models_that_cannot_draft_behave_like_llama_cpp(
                 _ = ours.session
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llama_cpp, "Llama", MTPLlama)  # as for llama_cpp's own server
-        with noted(note, path) as ours:
+        with noted(reason, path) as ours:
             assert text(ours) == want["completion"][0]
-    with pytest.raises(NativeError):  # who asks for drafts is told
+    with pytest.raises(HeadMissingError, match="no MTP head"):  # who asks for drafts is told
         load(path, depth=2)
     with load(path, depth=0) as ours:
         assert text(ours) == want["completion"][0]
+
+
+def test_a_model_without_a_head_drafts_from_its_text(models: Models, llama_model: Path) -> None:
+    """By default where rollback needs no copies of a state: with attention only, or by replay."""
+    hybrid = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
+    for path, drafts in ((llama_model, True), (hybrid, replays("qwen35", 0))):
+        with plain(path) as theirs:
+            want = text(theirs, PROMPT * 3)
+        note = "drafting only from the text" if drafts else "decoding without drafts"
+        with noted(f"no MTP head.*; {note}", path) as ours:
+            assert text(ours, PROMPT * 3) == want
+            assert (ours.mtp_stats.cycles > 0) is drafts
 
 
 def test_a_missing_head_is_an_error_if_a_depth_is_given(models: Models) -> None:

@@ -518,7 +518,8 @@ def test_arguments_of_a_batch_are_checked(models: Models, hidden: np.ndarray) ->
         ({"n_batch": 16}, "n_batch: expected 17 to 65536, found 16"),
         ({"n_threads": 0}, "n_threads: expected 1 to 1024, found 0"),
         ({"device": "CUDA7"}, "device: expected one of CPU.*, found CUDA7"),
-        ({"fastmtp_size": 5}, "has no draft vocabulary"),
+        ({"fastmtp_size": 1024}, "fastmtp_size: expected less than the 1024 tokens .*, found 1024"),
+        ({"n_ring": -2}, "n_ring: expected -1 to"),
         ({"fastmtp_size": -2}, "fastmtp_size: expected -1 to"),
     ],
 )

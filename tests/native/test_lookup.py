@@ -264,7 +264,7 @@ def before_depths(data: bytes) -> bytes:
     """As written before checkpoints held the choice of depths: its size and bytes are missing."""
     (n,) = struct.unpack_from("<q", data, 88)
     assert n > 0
-    return b"mtpstat3" + data[8:88] + data[96 : len(data) - n]
+    return b"mtpstat3" + data[8:88] + data[104 : len(data) - n]
 
 
 def first_version(data: bytes) -> bytes:

@@ -28,7 +28,7 @@ from support.models import Dial, Models
 from support.native_trunk import Trunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -66,24 +66,28 @@ DEPTH = 2
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Session, Trunk]]:
+def opened(path: Path, **options: Any) -> Iterator[tuple[Session, Trunk]]:
     with closing(Trunk(path, DEPTH)) as trunk:
         n_ctx = llama_cpp.llama_n_ctx_seq(trunk.context)
         with (
-            Head(path, device=places.current().head, n_ctx=n_ctx, n_threads=1) as head,
+            Head(path, device=places.current().head, n_ctx=n_ctx, n_threads=1, **options) as head,
             Session(trunk.context, head, max_depth=DEPTH) as session,
         ):
             yield session, trunk
 
 
 def histogram(
-    session: Session, draws: int, first: Callable[[], int], step: Callable[[int], list[int]]
+    session: Session,
+    draws: int,
+    first: Callable[[], int],
+    step: Callable[[int], list[int]],
+    prompt: Sequence[int] = PROMPT,
 ) -> Counter[tuple[int, ...]]:
     """How often each three tokens came after the prompt."""
     seen: Counter[tuple[int, ...]] = Counter()
     for _ in range(draws):
         session.remove(0)
-        session.decode(PROMPT)
+        session.decode(prompt)
         text = [first()]
         while len(text) < 3:
             text += step(text[-1])
@@ -91,20 +95,23 @@ def histogram(
     return seen
 
 
-def compare(dial: Any, chain: Chain, draws: int) -> None:
+def compare(
+    dial: Any, chain: Chain, draws: int, prompt: Sequence[int] = PROMPT, **options: int
+) -> None:
     """Draw three tokens often, with drafts and with llama.cpp's own chain, and compare."""
-    with opened(dial("tiny", gain=GAIN)) as (session, trunk):
+    with opened(dial("tiny", gain=GAIN), **options) as (session, trunk):
         smpl = chain.build(7)
         plain = histogram(
             session,
             draws,
             lambda: llama_cpp.llama_sampler_sample(smpl, trunk.context, -1),
             lambda token: session.step(token, 0, sampler=smpl),
+            prompt,
         )
         llama_cpp.llama_sampler_free(smpl)
         session.set_sampling(**chain.options(), seed=11)
         session.reset_stats()
-        drafted = histogram(session, draws, session.sample, session.step_sampled)
+        drafted = histogram(session, draws, session.sample, session.step_sampled, prompt)
         assert 0.1 < session.stats().acceptance[0] < 0.9
     for part in (slice(0, 1), slice(1, 2), slice(2, 3), slice(0, 3)):
         sides = []
@@ -128,6 +135,14 @@ def test_the_distribution_is_that_of_llama_cpps_chain(dial: Dial, chain: Chain) 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_the_distribution_over_20000_draws(dial: Dial, chain: Chain) -> None:
     compare(dial, chain, 20_000)
+
+
+@pytest.mark.thorough
+def test_a_draft_vocabulary_that_follows_the_text_changes_no_distribution(dial: Dial) -> None:
+    """The likely tokens can be drafted because they are in the prompt, others once they come."""
+    cycle = [token for token in dial.successors("tiny") if token > 100]
+    prompt = [*cycle[1:6], cycle[0]]
+    compare(dial, CHAINS["temperature"], 1500, prompt, fastmtp_size=40)
 
 
 @pytest.mark.sample(3)

@@ -171,7 +171,7 @@ def test_wrong_contents_of_earlier_checkpoints(dial: Dial, tmp_path: Path) -> No
             ({lengths[0] + 1: arrays[0]}, f"expected a checkpoint of {lengths[0] + 1} tokens"),
             ({n_tokens: found.checkpoint.tobytes()}, "expected one in host memory that was read"),
             ({lengths[0]: arrays[0][:-1]}, "bytes after its header"),
-            ({lengths[0]: b"x"}, "expected 96 bytes or more, found 1"),
+            ({lengths[0]: b"x"}, "expected 104 bytes or more, found 1"),
         ):
             write(earlier)
             with pytest.raises(MtpGgufError, match=message) as caught:

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
+from mtp_gguf.convert import acceptance
+from mtp_gguf.gguf_tools.acceptance import read_stored
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.publish.catalogue import Entry, read_catalogue
 from support.checkpoints import TINY
 from support.commands import MAIN, held, invoke, run_python
@@ -290,3 +293,33 @@ def test_a_checkpoint_without_a_head_is_refused(models: Models, tmp_path: Path) 
     assert done.code == 1
     assert "expected a checkpoint with an MTP head, found none" in done.last
     assert not [*(tmp_path / "out").iterdir()]
+
+
+def test_a_head_below_the_floor_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(acceptance.VARIABLE, "1")
+    monkeypatch.setattr(acceptance, "_SECONDS", 0.0)
+    words = ("publish", DEMO, "--types", "Q4_K_M,Q8_0", "--to", TARGET, "-o", tmp_path)
+    words = (*words, "--no-upload", "--least-acceptance", "0.99")
+    refused = invoke(*words)
+    assert refused.exit_code == 1
+    assert "of first drafts are accepted" in refused.output
+    assert "less than --least-acceptance 99%: " in refused.output
+    assert "it is not published; --force publishes it all the same" in refused.output
+    assert not (tmp_path / "README.md").exists()
+    done = invoke(*words, "--force")
+    assert done.exit_code == 0, done.output
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "## Acceptance" in card
+    for path in tmp_path.glob("*.gguf"):
+        with open_model(path) as model:
+            found = read_stored(model).acceptance
+        assert found is not None
+        text = f"| {path.name} | {found.greedy.text} | {found.sampled.text} | 8 |"
+        assert text in card
+        assert f"\n{path.name}\n  1 █" in card
+    # What a file states is not measured again.
+    monkeypatch.setattr("mtp_gguf.publish.release.record_acceptance", None)
+    assert invoke(*words, "--force").exit_code == 0
+    assert "less than --least-acceptance 99%: " in invoke(*words).output

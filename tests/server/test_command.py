@@ -32,6 +32,7 @@ from support.llama_libraries import has_kernels
 from support.models import DEMO, Files
 from support.sidecars import write_sidecar
 from support.stand_in_server import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
+from support.tiny_llama import write_tiny_llama
 
 
 @pytest.fixture
@@ -414,22 +415,36 @@ def test_files_beside_that_do_not_fit_are_left_alone(
     model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
     (tmp_path / "mtp-broken.gguf").write_bytes(b"GGUF")
     shutil.copy(files("plain"), tmp_path / "mtp-whole.gguf")
-    assert "cannot draft" in refusal(patched, model, "--depth", "2")
+    assert "has no MTP head" in refusal(patched, model, "--depth", "2")
 
 
-def test_a_model_without_a_head_is_served_without_drafts(patched: Path, files: Files) -> None:
+def test_a_model_without_a_head_is_served_with_drafts_from_its_text(
+    patched: Path, stock: Path, files: Files, tmp_path: Path
+) -> None:
     """As `generate` and `up` run it; with a depth, it is refused."""
     model = files("base")
-    for options in ((), ("--depth", "auto")):
+    llama = write_tiny_llama(tmp_path / "llama.gguf")
+    for path, options, drafts, note in (
+        (model, (), False, "the file has no MTP head; mtp-gguf graft adds one"),  # recurrent states
+        (model, ("--depth", "auto"), False, "the file has no MTP head"),
+        (model, ("--lookup",), True, "the file has no MTP head"),
+        (llama, (), True, "no MTP head for architecture 'llama' (mtp-gguf train-head can train"),
+        (llama, ("--depth", "auto"), True, "no MTP head for architecture 'llama'"),
+        (llama, ("--no-lookup",), False, "no MTP head for architecture 'llama'"),
+    ):
         words = ("--llama-server", patched, "--print-command", *options)
-        done = invoke("serve", model, *words)
+        done = invoke("serve", path, *words)
         assert done.exit_code == 0
-        assert "--spec-type" not in done.stdout
-        assert f"mtp-gguf: {model}: cannot draft: the file has no MTP head" in done.stderr
-        assert done.stderr.endswith("; serving without a head\n")
+        assert ("--spec-type lookup" in done.stdout) is drafts
+        assert note in done.stderr
+        told = "with drafts from its text" if drafts else "without drafts"
+        assert f"; serving {told}\n" in done.stderr
+    done = invoke("serve", llama, "--llama-server", stock, "--print-command")
+    assert "; serving without drafts\n" in done.stderr
+    assert "--spec-type" not in done.stdout
     plan = invoke("up", model, "--llama-server", patched, "--dry-run", "--json")
-    assert "--no-draft" in json.loads(plan.stdout)["steps"][-1]["command"]
-    assert "cannot draft" in refusal(patched, model, "--depth", "2")
+    assert "--no-draft" not in json.loads(plan.stdout)["steps"][-1]["command"]
+    assert "has no MTP head" in refusal(patched, model, "--depth", "2")
     generated = ("generate", model, "-p", "x", "-n", "2", "-t", "1")
     for options, code in (((), 0), (("--depth", "auto"), 0), (("--depth", "2"), 1)):
         assert invoke(*generated, *options).exit_code == code

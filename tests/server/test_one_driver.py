@@ -25,6 +25,7 @@ pytestmark = pytest.mark.server
 
 LOOKUP = 14  # tokens that llama-server drafts from the text at most
 LONG = 64
+MADE = 512  # tokens of a draft vocabulary that is made at load, whose end follows the text
 FIXED = ("--spec-draft-n-max", DEPTH)
 SAID = re.compile(
     r"seq_id (\d+), (?:draft candidate +0, pos +\d+: +(\d+)|chosen depth \d+, offered (\d+))"
@@ -84,6 +85,7 @@ def verify(
         ("demo", FIXED, ("--spec-draft-n-max", f"auto:{DEPTH}")),
         ("demo", FIXED, ("--spec-draft-p-min", 0.5)),
         ("demo", ("--no-draft", "--lookup"), ()),
+        ("demo", FIXED, ("--spec-draft-n-vocab", MADE)),
     ],
 )
 def test_a_slot_drafts_as_a_session(
@@ -107,7 +109,13 @@ def test_a_slot_drafts_as_a_session(
             prompt = [*prompt, *requests[-1][1]["tokens"], *more]
     parts = log.read_text(errors="replace").split("launch_slot_")
     said = [part for part in parts if SAID.search(part)]
-    with opened_session(model, "snapshot", DEPTH, 512, lookup=LOOKUP * text) as (session, _):
+    made = MADE if MADE in passed else 0
+    if made:
+        assert f"drafts over {MADE} of 4096 tokens" in parts[0]
+        assert "the model has no draft vocabulary" in parts[0]
+        assert f"the last {MADE // 2} of them follow the text" in parts[0]
+    options = {"lookup": LOOKUP * text, "fastmtp_size": made}
+    with opened_session(model, "snapshot", DEPTH, 512, **options) as (session, _):
         for (prompt, result), part in zip(requests, said, strict=True):
             cycles = cycles_in(part)[0]
             found = verify(session, prompt, result["tokens"], cycles, text=text)

@@ -558,11 +558,11 @@ def test_forged_states_of_a_drafter_do_no_harm(
         text = [*PROMPT, *answer, *MORE]
         expected = client.complete(text)["tokens"]
         data = path.read_bytes()
-        start = data.rindex(b"mtpstat4", 0, data.rindex(b"mtpslot"))
-        first = data.index(b"mtpstat4")
+        start = data.rindex(b"mtpstat5", 0, data.rindex(b"mtpslot"))
+        first = data.index(b"mtpstat5")
         rng = random.Random(1)
         for place in [
-            *(first + i for i in range(8, 96, 8)),
+            *(first + i for i in range(8, 104, 8)),
             *rng.sample(range(start, start + 99), 9),
         ]:
             forged = bytearray(data)

@@ -116,7 +116,7 @@ class TestPlan:
         found = steps(unknown.fields)
         assert [*found] == ["serve"]
         assert found["serve"].split()[2:3] == [str(local)]
-        assert "--no-draft" in found["serve"]
+        assert "--no-draft" not in found["serve"]
         assert [*steps(named.fields)] == ["graft", "serve"]
         assert [*steps(plain.fields)] == ["download"]
         assert downloaded(home) == {"README.md"}

@@ -82,6 +82,7 @@ def opened_session(
     n_seq_max: int = 1,
     unified: bool = False,
     lookup: int = 0,
+    fastmtp_size: int = 0,
 ) -> Iterator[tuple[Session, Trunk]]:
     """A session with a head on a trunk of its own, closed at the end.
 
@@ -98,6 +99,7 @@ def opened_session(
                 n_ctx=real,
                 n_seq_max=n_seq_max,
                 n_threads=1,
+                fastmtp_size=fastmtp_size,
                 model=trunk.model,
             ) as head,
             Session(

@@ -20,7 +20,7 @@ PAGES = [
 ]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 # Figures that depend on the machine's kernels, which round differently at near ties.
-MEASURED = re.compile(r"^(cycles: |accepted by position: |accepts ).*")
+MEASURED = re.compile(r"^(cycles: |accepted by position: |acceptance: ).*")
 
 
 def blocks(page: Path, language: str) -> list[str]:

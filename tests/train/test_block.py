@@ -8,15 +8,22 @@ import numpy as np
 import pytest
 import torch
 
+from mtp_gguf.gguf_tools.carrier import carry
+from mtp_gguf.gguf_tools.doctor import value_findings
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.rewrite import TensorCopy, write
+from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.transplant import with_head
 from mtp_gguf.native.head import Head
 from mtp_gguf.train.block import MtpBlock, fresh_weights, read_rows, read_tensor, read_weights
 from mtp_gguf.train.config import BlockConfig
-from support.gguf_files import edited
+from mtp_gguf.train.write_back import head_tensors
+from support.carried_models import write_model
+from support.gguf_files import edited, loads
 from support.models import Models
+from support.upstream.nextn_models import write_models
 
 DEPTH = 4
 TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
@@ -62,22 +69,68 @@ def block_of(path: Path, rank: int = 0) -> MtpBlock:
     ],
 )
 def test_logits_equal_the_draft_graphs(models: Models, spec: str, quant: str, head: str) -> None:
-    path = models.gguf(spec, quant, head)
-    n = len(TOKENS)
+    check_logits(models.gguf(spec, quant, head), quantized=quant == "Q4_K_M")
+
+
+def check_logits(path: Path, *, quantized: bool = False) -> None:
     with Head(path, n_threads=1) as drafter:
+        given = [token % drafter.n_vocab for token in TOKENS]
+        n = len(given)
         hidden = np.random.default_rng(3).standard_normal((n + DEPTH - 1, drafter.n_embd))
         hidden = hidden.astype(np.float32)
-        drafted = drafter.draft(TOKENS[1:], hidden[: n - 1], 1, DEPTH, logits=True)
+        drafted = drafter.draft(given[1:], hidden[: n - 1], 1, DEPTH, logits=True)
     # The graph goes on with its drafts, and the block with the same tokens.
-    tokens = [*TOKENS, *drafted.tokens[: DEPTH - 1]]
+    tokens = [*given, *drafted.tokens[: DEPTH - 1]]
     found = logits_of(path, block_of(path), hidden, tokens, n - 2)
     assert drafted.logits is not None
     difference = np.abs(found - drafted.logits)
-    if quant == "Q4_K_M":
+    if quantized:
         assert np.sqrt(np.mean(difference**2)) < QUANTIZED_RMS_TOLERANCE
     else:
         assert difference.max() < CACHE_TOLERANCE
         assert found.argmax(1).tolist() == drafted.tokens
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head of glm4moe with random weights and every optional tensor but what the trunk has."""
+    folder = tmp_path_factory.mktemp("glm")
+    return write_models(folder, ["glm4moe"])["glm4moe"]
+
+
+def without_own_matrices(tensors: dict[str, TensorCopy]) -> None:
+    for name in ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight"):
+        del tensors[f"blk.2.{name}"]
+
+
+@pytest.mark.parametrize(("used", "normed"), [(2, True), (1, True), (1, False)])
+def test_logits_of_glm(used: int, normed: bool, glm: Path, tmp_path: Path) -> None:
+    """Experts chosen by a sigmoid and a bias; biases and norms of queries and keys."""
+
+    def choose(keys: Metadata) -> None:
+        keys["glm4moe.expert_used_count"] = Value(ValueType.U32, used)
+        keys["glm4moe.expert_weights_norm"] = Value(ValueType.BOOL, normed)
+
+    path = tmp_path / "glm.gguf"
+    check_logits(edited(glm, path, metadata=choose, tensors=without_own_matrices))
+
+
+def test_logits_of_a_new_head_for_a_carrier(tmp_path: Path) -> None:
+    """One expert and a shared one, without biases."""
+    path = write_model(tmp_path / "model.gguf", "qwen2", biased=True)
+    with open_model(path) as model:
+        write(tmp_path / "carrier.gguf", carry(model))
+    made = tmp_path / "made.gguf"
+    with open_model(tmp_path / "carrier.gguf") as model:
+        weights = fresh_weights(model, seed=1)
+        spread = {s: w * (1 if w.ndim == 1 else 10) for s, w in weights.items()}
+        tensors = head_tensors(spread, model.head.trunk_layers, BY_NAME["F32"])
+        write(made, with_head(model, tensors, {}))
+    check_logits(made)
+    assert loads(made)
+    with open_model(made) as model:
+        assert not list(value_findings(model))  # of a router of zeros, with nothing to choose
+        assert "ffn_gate_inp" not in dict(block_of(made).named_parameters())
 
 
 def test_fused_tensors_are_split(models: Models, tmp_path: Path) -> None:
@@ -98,7 +151,7 @@ def test_fused_tensors_are_split(models: Models, tmp_path: Path) -> None:
     assert all(np.array_equal(want[suffix], found[suffix]) for suffix in want)
 
 
-def test_an_embedding_of_its_own_is_refused(models: Models, tmp_path: Path) -> None:
+def test_an_embedding_of_its_own_is_refused(models: Models, glm: Path, tmp_path: Path) -> None:
     path = models.gguf("dense-untied")
 
     def add(tensors: dict[str, TensorCopy]) -> None:
@@ -107,8 +160,9 @@ def test_an_embedding_of_its_own_is_refused(models: Models, tmp_path: Path) -> N
         tensors[spec.name] = TensorCopy(spec, shared.source, shared.offset)
 
     own = edited(path, tmp_path / "own.gguf", tensors=add)
-    with open_model(own) as model, pytest.raises(RequestError, match="which cannot be trained"):
-        read_weights(model)
+    for file in (own, glm):
+        with open_model(file) as model, pytest.raises(RequestError, match="cannot be trained"):
+            read_weights(model)
 
 
 def test_low_rank_starts_where_the_whole_starts(models: Models) -> None:

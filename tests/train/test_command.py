@@ -6,25 +6,28 @@ import json
 import shutil
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file, save_file
 
 from mtp_gguf.convert.head_checkpoint import checkpoint_head
 from mtp_gguf.gguf_tools import process_memory
 from mtp_gguf.gguf_tools.format import Value, ValueType
-from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.native.acceptance import measure_acceptance
 from mtp_gguf.train import trainer as training
 from mtp_gguf.train.block import read_weights
+from support.carried_models import write_model
 from support.checkpoints import SPECS
 from support.commands import invoke, refused, spawn, succeed
-from support.gguf_files import edited, value_of
+from support.gguf_files import edited, loads, value_of
 from support.models import DEMO, Models
 from support.serving import PATIENCE
 
@@ -95,6 +98,41 @@ def test_from_scratch_for_a_trunk_without_a_head(
     assert fields["head"]["draft"]["size"] == 600
     assert "own output" in fields["head"]["draft"]["source"]
     succeed("generate", tmp_path / "new.gguf", "-p", "def f(", "-n", 8, "--ctx", 64, "--depth", 2)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_a_model_without_an_mtp_architecture(architecture: str, text: Path, tmp_path: Path) -> None:
+    """It is carried, in the work folder, and the output can be turned back into it."""
+    model = write_model(tmp_path / "model.gguf", architecture, Type.Q8_0, halves=False)
+    made, again = tmp_path / "made.gguf", tmp_path / "again.gguf"
+    fields = trained(model, text, made)
+    assert fields["head"]["ready"] is True
+    assert fields["head"]["ours"] is True
+    assert fields["warnings"] == []
+    assert value_of(made, "mtp_gguf.train.start") == "random weights"
+    assert loads(made)
+    out = succeed("generate", made, "-p", "def f(", "-n", 8, "--ctx", 64, "--depth", 2)
+    assert out == succeed("generate", made, "-p", "def f(", "-n", 8, "--ctx", 64, "--depth", 0)
+    succeed("doctor", made)
+    succeed("carry", "--back", made, "-o", again)
+    assert again.read_bytes() == model.read_bytes()
+
+    succeed("carry", model, "-o", tmp_path / "carrier.gguf")
+    fields = trained(tmp_path / "carrier.gguf", text, again, "--overwrite")
+    assert again.read_bytes() == made.read_bytes()
+    for option in (("--head-only",), ("--head-from", made)):
+        words = (option[0], f"mtp-gguf carry {model}")
+        refused(
+            tmp_path,
+            *("train-head", model, "--text", text, *option, "-o", tmp_path / "no.gguf"),
+            words=words,
+        )
+    refused(
+        tmp_path,
+        *("train-head", made, "--text", text, "-o", tmp_path / "no.safetensors"),
+        words=("expected a GGUF",),
+    )
 
 
 def test_the_head_of_another_file(demo: Path, text: Path, tmp_path: Path) -> None:
@@ -277,13 +315,14 @@ def test_bad_input(demo: Path, text: Path, tmp_path: Path, models: Models) -> No
 
 
 def test_an_architecture_without_such_a_head(demo: Path, text: Path, tmp_path: Path) -> None:
-    llama = edited(
-        demo,
-        tmp_path / "llama.gguf",
-        metadata=lambda m: m.update({"general.architecture": Value(ValueType.STRING, "llama")}),
-    )
+    def rename(name: Value, keys: Metadata) -> None:
+        keys["general.architecture"] = name
+
     target = ("-o", tmp_path / "out.gguf", *FAST)
-    refused(tmp_path, "train-head", llama, "--text", text, *target, words=("architecture 'llama'",))
+    for name, words in (("gemma3", "of 'gemma3'"), ("llama", "it cannot be carried")):
+        model = tmp_path / "model.gguf"
+        edited(demo, model, metadata=partial(rename, Value(ValueType.STRING, name)))
+        refused(tmp_path, "train-head", model, "--text", text, *target, words=(words,))
 
 
 def test_longer_pieces_than_the_context(demo: Path, text: Path, tmp_path: Path) -> None:

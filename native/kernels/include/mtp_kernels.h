@@ -56,6 +56,12 @@ MTP_KERNELS_API size_t mtp_kernels_types(char * text, size_t size);
  * it is as the first candidate and as the fastest other one. Returns the length of the whole text. */
 MTP_KERNELS_API size_t mtp_kernels_choices(char * text, size_t size);
 
+/* What n_threads of this machine read and multiply at most, together: bytes a second of the `size` bytes at `data`, such as the
+ * weights of a model, and products of two 8-bit integers a second by the widest instruction that the kernels use. Each
+ * takes about so many seconds. 0 if the kernels are not plugged in, or there is no memory for threads. */
+MTP_KERNELS_API double mtp_kernels_read_limit(const void * data, size_t size, int n_threads, double seconds);
+MTP_KERNELS_API double mtp_kernels_product_limit(int n_threads, double seconds);
+
 /* How many operations of this name were computed here since the kernels were plugged in. */
 MTP_KERNELS_API long mtp_kernels_computed(const char * operation);
 

@@ -9,6 +9,7 @@
 #include "graph.h"
 #include "graph_loop.h"
 #include "grids.h"
+#include "limits.h"
 #include "operation.h"
 #include "proof.h"
 #include "states.h"
@@ -537,6 +538,22 @@ extern "C" size_t mtp_kernels_types(char * text, size_t size) {
         }
     }
     return write(all, text, size);
+}
+
+extern "C" double mtp_kernels_read_limit(const void * data, size_t size, int n_threads, double seconds) {
+    try {
+        return n_threads > 0 ? read_limit(data, size, n_threads, seconds) : 0;
+    } catch (const std::exception &) {
+        return 0;
+    }
+}
+
+extern "C" double mtp_kernels_product_limit(int n_threads, double seconds) {
+    try {
+        return n_threads > 0 && plugged_in ? product_limit(*kernels, n_threads, seconds) : 0;
+    } catch (const std::exception &) {
+        return 0;
+    }
 }
 
 extern "C" long mtp_kernels_computed(const char * operation) {

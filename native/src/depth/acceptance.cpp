@@ -10,7 +10,7 @@ namespace {
 // The source of each number is docs/decisions.md, "The constants of depth auto".
 
 constexpr double kChangeTokens = 400; // expected tokens between two change points
-constexpr double kFirstChance = 0.7;  // prior acceptance of the first draft
+constexpr double kFirstChance = 0.7;  // prior acceptance of the first draft, if the file states none
 constexpr double kFirstWeight = 2;    // weight of that prior, in outcomes
 constexpr double kLaterWeight = 12;   // weight, in outcomes, of the prior that a position is like the one before
 constexpr size_t kMostSegments = 12;
@@ -23,9 +23,9 @@ double clip(double chance) {
 } // namespace
 
 // The posterior means of the beta distribution of each position.
-Chances Segment::chances(int32_t n) const {
+Chances Segment::chances(int32_t n, double first) const {
     Chances out = {};
-    double before = kFirstChance;
+    double before = first;
     double weight = kFirstWeight;
     for (size_t i = 0; i < size_t(n); ++i) {
         out[i] = clip((accepted[i] + weight * before) / (drafted[i] + weight));
@@ -35,8 +35,12 @@ Chances Segment::chances(int32_t n) const {
     return out;
 }
 
-Acceptance::Acceptance(int32_t n_positions) : n_positions_(n_positions), segments_(1) {
+Acceptance::Acceptance(int32_t n_positions) : n_positions_(n_positions), first_chance_(kFirstChance), segments_(1) {
     segments_[0].weight = 1;
+}
+
+void Acceptance::expect(double chance) {
+    first_chance_ = clip(chance);
 }
 
 size_t Acceptance::most_segments() {
@@ -57,7 +61,7 @@ void Acceptance::add(int32_t n_accepted, double last) {
         return;
     }
     for (Segment & segment : segments_) {
-        const Chances chance = segment.chances(n);
+        const Chances chance = segment.chances(n, first_chance_);
         for (int32_t i = 0; i < n; ++i) {
             const double accepted = i < n_accepted ? 1 : last;
             segment.weight *= accepted * chance[size_t(i)] + (1 - accepted) * (1 - chance[size_t(i)]);
@@ -81,7 +85,7 @@ void Acceptance::add(int32_t n_accepted, double last) {
 Chances Acceptance::chances() const {
     Chances all = {}; // the probability that a position and those before it are accepted
     for (const Segment & segment : segments_) {
-        const Chances chance = segment.chances(n_positions_);
+        const Chances chance = segment.chances(n_positions_, first_chance_);
         double so_far = segment.weight;
         for (size_t i = 0; i < size_t(n_positions_); ++i) {
             so_far *= chance[i];

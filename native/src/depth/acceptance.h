@@ -25,14 +25,17 @@ struct Segment {
     std::array<double, MTP_MAX_DEPTH> accepted = {}; // drafts by position
     std::array<double, MTP_MAX_DEPTH> drafted = {};
 
-    // The estimates of the first n positions; the others are 0.
-    Chances chances(int32_t n) const;
+    // The estimates of the first n positions; the others are 0. first: that of the first one before any outcome.
+    Chances chances(int32_t n, double first) const;
 };
 
 class Acceptance {
 public:
     // n_positions: the maximum depth, at most MTP_MAX_DEPTH.
     explicit Acceptance(int32_t n_positions);
+
+    // Sets the acceptance of first drafts that is expected before any outcome, 0 .. 1.
+    void expect(double chance);
 
     // Adds the drafts of one cycle: `n_accepted` accepted ones, then one that was accepted with
     // probability `last` (0 .. 1). last < 0: nothing is known about that one.
@@ -52,6 +55,7 @@ private:
     static size_t most_segments();
 
     int32_t n_positions_;
+    double first_chance_;
     std::vector<Segment> segments_; // first the one that begins now, then the others by descending weight
 };
 

@@ -47,6 +47,13 @@ Depth::Depth(int32_t max_depth, std::shared_ptr<SharedCosts> costs)
     require_range(max_depth, 0, MTP_MAX_DEPTH, "max_depth");
 }
 
+void Depth::expect(double acceptance) {
+    if (!(acceptance >= 0 && acceptance <= 1)) {
+        throw Error(MTP_ERROR_ARGUMENT, format("acceptance: expected 0 to 1, found %g", acceptance));
+    }
+    acceptance_.expect(acceptance);
+}
+
 void Depth::share(int32_t n_sequences) {
     require_range(n_sequences, 1, MTP_MAX_SEQUENCES, "n_sequences");
     n_sequences_ = n_sequences;

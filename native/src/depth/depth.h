@@ -38,6 +38,7 @@ public:
     explicit Depth(int32_t max_depth, std::shared_ptr<SharedCosts> costs = std::make_shared<SharedCosts>());
 
     // As the functions of the same names in mtp.h.
+    void expect(double acceptance);
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft);
 
     void share(int32_t n_sequences);
@@ -74,6 +75,9 @@ public:
     std::vector<uint8_t> save() const;
     void restore(BoundedReader & in, bool with_costs);
     static void check_saved(BoundedReader & in);
+
+    // A cycle without drafts is a probe as soon as possible: what was learned may not hold for this text.
+    void probe_soon() { probe_debt_ = 0; }
 
     int32_t max_depth() const { return max_depth_; }
     const std::shared_ptr<SharedCosts> & costs() const { return costs_; }

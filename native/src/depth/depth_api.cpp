@@ -34,6 +34,10 @@ mtp_status mtp_depth_set_costs(mtp_depth * depth, const double * verify_ms, int3
     return guard([&] { require(depth, "depth")->set_costs(verify_ms, n_verify, draft_ms, n_draft); });
 }
 
+mtp_status mtp_depth_expect(mtp_depth * depth, double acceptance) {
+    return guard([&] { require(depth, "depth")->expect(acceptance); });
+}
+
 mtp_status mtp_depth_share(mtp_depth * depth, int32_t n_sequences) {
     return guard([&] { require(depth, "depth")->share(n_sequences); });
 }

@@ -1,15 +1,28 @@
 #include "head/draft_vocabulary.h"
 
 #include "error.h"
+#include "head/token_scripts.h"
 
 #include "ggml.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 namespace mtp {
 
 static const char * IDS_KEY = "mtp_gguf.fastmtp.token_ids"; // docs/fastmtp.md
 static const char * ID_MAP = "d2t";
+
+// The list of a file without one. Of a smaller vocabulary the whole output costs as little. gguf_tools/fastmtp.py has
+// the same numbers.
+static const int64_t SMALL_VOCABULARY = 32768;
+static const int64_t DEFAULT_SIZE = 32768;
+
+// The default number of ids that can be replaced by tokens of a text, and in a list that was made by others of their
+// scripts; each at most a quarter of the list.
+static const int64_t DEFAULT_RING = 2048;
+static const int64_t SCRIPT_RING = 8192;
 
 // Checks that all ids are in range and unique. A wrong map causes no error, only an acceptance of zero.
 static void check_ids(const GgufFile & file, const char * field, const std::vector<int64_t> & ids,
@@ -118,10 +131,56 @@ static DraftTables find_tables(const GgufFile & head, const GgufFile * trunk, co
     return {*embedding.tensor, *output.tensor, !own};
 }
 
+// The ids that a list begins with: of tokens that are not text, and of those that end a turn.
+static std::vector<int64_t> special_ids(const GgufFile & file, int64_t n_vocab) {
+    std::vector<bool> special(size_t(n_vocab), false);
+    const std::string types_key = "tokenizer.ggml.token_type";
+    if (file.has_key(types_key)) {
+        const std::vector<int32_t> types = file.integers(types_key, SIZE_MAX, INT32_MIN, INT32_MAX);
+        for (size_t id = 0; id < std::min(types.size(), special.size()); ++id) {
+            special[id] = types[id] == 3 || types[id] == 4; // control, user-defined (enum llama_token_type)
+        }
+    }
+    for (const char * role : {"eos", "eot", "eom"}) {
+        const int64_t id = file.integer_or(format("tokenizer.ggml.%s_token_id", role), INT64_MIN, INT64_MAX, -1);
+        if (id >= 0 && id < n_vocab) {
+            special[size_t(id)] = true;
+        }
+    }
+    std::vector<int64_t> out;
+    for (int64_t id = 0; id < n_vocab; ++id) {
+        if (special[size_t(id)]) {
+            out.push_back(id);
+        }
+    }
+    return out;
+}
+
+// The list of a file without one: `size` ids, or as many as special_ids() if those are more; 0 for the default. No ids for a
+// small vocabulary, unless a size is given.
+static std::vector<int64_t> make_ids(const GgufFile & file, int64_t n_vocab, int64_t size) {
+    if (size == 0 && n_vocab < SMALL_VOCABULARY) {
+        return {};
+    }
+    size = size == 0 ? std::min(DEFAULT_SIZE, n_vocab / 4) : size;
+    std::vector<int64_t> ids = special_ids(file, n_vocab);
+    std::vector<bool> listed(size_t(n_vocab), false);
+    for (const int64_t id : ids) {
+        listed[size_t(id)] = true;
+    }
+    for (int64_t id = 0; id < n_vocab && int64_t(ids.size()) < size; ++id) {
+        if (!listed[size_t(id)]) {
+            ids.push_back(id);
+        }
+    }
+    return ids;
+}
+
 DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * trunk,
-                                      const std::vector<HeadConfig> & layers, int32_t fastmtp_size) {
+                                      const std::vector<HeadConfig> & layers, int32_t fastmtp_size, int32_t n_ring) {
     DraftVocabulary v;
     v.n_vocab = find_embedding(head, trunk, layers.front()).tensor->ne[1];
+    const GgufFile & tokenizer = trunk == nullptr || head.has_key("tokenizer.ggml.tokens") ? head : *trunk;
     std::vector<int64_t> ids;
     if (const std::unique_ptr<StoredTensor> map = head.find(ID_MAP)) {
         ids = read_id_map(head, *map);
@@ -136,6 +195,13 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
             ids.assign(list.begin(), list.end());
             check_ids(*list_file, IDS_KEY, ids, v.n_vocab);
             v.layout = MTP_DRAFT_IDS;
+        } else if (fastmtp_size >= 0) {
+            if (fastmtp_size >= v.n_vocab) {
+                throw Error(MTP_ERROR_ARGUMENT, format("fastmtp_size: expected less than the %lld tokens of the vocabulary, "
+                                                       "found %d", (long long) v.n_vocab, fastmtp_size));
+            }
+            ids = make_ids(tokenizer, v.n_vocab, fastmtp_size);
+            v.layout = ids.empty() ? MTP_DRAFT_NONE : MTP_DRAFT_MADE;
         }
     }
     for (const HeadConfig & layer : layers) {
@@ -151,12 +217,7 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
         throw Error(MTP_ERROR_ARGUMENT, "fastmtp_size: expected 0 or more, found -1: the file holds only the "
                                         "rows of its draft vocabulary");
     }
-    if (fastmtp_size > 0) {
-        if (v.layout == MTP_DRAFT_NONE) {
-            throw Error(MTP_ERROR_ARGUMENT,
-                        format("fastmtp_size: expected 0 (%s has no draft vocabulary), found %d",
-                               head.path().c_str(), fastmtp_size));
-        }
+    if (fastmtp_size > 0 && v.layout != MTP_DRAFT_MADE) {
         if (size_t(fastmtp_size) > ids.size()) {
             throw Error(MTP_ERROR_ARGUMENT,
                         format("fastmtp_size: expected at most the list's %zu, found %d", ids.size(), fastmtp_size));
@@ -168,7 +229,25 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
     for (size_t i = 0; i < v.ids.size(); ++i) {
         v.indices[size_t(v.ids[i])] = int32_t(i);
     }
+    if (!v.ids.empty() && !v.output_is_short && n_ring >= 0) { // else only the rows of the list are there
+        v.n_ring = std::min(n_ring == 0 ? DEFAULT_RING : n_ring, v.size() / 4);
+        if (v.layout == MTP_DRAFT_MADE && v.n_ring > 0) {
+            v.n_script = std::min(SCRIPT_RING, v.size() / 4);
+            v.n_ring += v.n_script;
+            v.scripts = token_scripts(tokenizer, v.n_vocab);
+        }
+    }
     return v;
+}
+
+void DraftVocabulary::replace(int64_t first, const int32_t * replacements, int64_t n) {
+    for (int64_t i = first; i < first + n; ++i) {
+        indices[size_t(ids[size_t(i)])] = -1;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        ids[size_t(first + i)] = replacements[i];
+        indices[size_t(replacements[i])] = int32_t(first + i);
+    }
 }
 
 } // namespace mtp

@@ -1,6 +1,9 @@
 #pragma once
 // The draft vocabulary: which tokens a head can draft, and where their rows are stored.
 //
+// A file without a list gets one when it is loaded, if its vocabulary is large: special tokens, then by id. The last
+// ids of a list whose rows are gathered can be replaced while it is in use (draft_ring.h).
+//
 // All three FastMTP layouts and a head without one are represented in the same way: target ids in rank
 // order, with their rows of the output and of the embedding. The graph works with indices into the draft
 // vocabulary, which are mapped to target ids at the end. All layers of a head share it; each may have tables of
@@ -28,6 +31,9 @@ struct DraftVocabulary {
     int64_t n_vocab = 0;          // of the target
     std::vector<int32_t> ids;     // target ids in rank order; empty means the identity
     std::vector<int32_t> indices; // the inverse, for index_of(); empty like ids
+    int64_t n_ring = 0;           // how many ids at the end can be replaced
+    int64_t n_script = 0;         // how many of these, the first ones, by tokens of the scripts of a text
+    std::vector<uint8_t> scripts; // token_scripts() of the target's tokens; empty if n_script is 0
 
     std::vector<DraftTables> tables; // of each layer
     bool output_is_short = false;    // row i of an output belongs to ids[i]; else row ids[i] does
@@ -38,9 +44,12 @@ struct DraftVocabulary {
     int32_t index_of(int32_t id) const { return ids.empty() ? id : indices[size_t(id)]; }
 
     // head: the file with the MTP blocks. trunk: the file with token_embd.weight (and the output) if the
-    // head's file has none; may be nullptr. layers: one or more. fastmtp_size: as in mtp_head_params.
+    // head's file has none; may be nullptr. layers: one or more. fastmtp_size, n_ring: as in mtp_head_params.
     static DraftVocabulary read(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
-                                int32_t fastmtp_size);
+                                int32_t fastmtp_size, int32_t n_ring);
+
+    // Replaces the ids from `first` on. None of the new ones is elsewhere in the list.
+    void replace(int64_t first, const int32_t * replacements, int64_t n);
 };
 
 } // namespace mtp

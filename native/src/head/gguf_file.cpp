@@ -249,6 +249,19 @@ std::vector<int32_t> GgufFile::integers(const std::string & key, size_t most, in
     return out;
 }
 
+std::vector<const char *> GgufFile::texts(const std::string & key) const {
+    const int64_t id = gguf_find_key(metadata(), key.c_str());
+    if (id < 0 || gguf_get_kv_type(metadata(), id) != GGUF_TYPE_ARRAY ||
+        gguf_get_arr_type(metadata(), id) != GGUF_TYPE_STRING) {
+        return {};
+    }
+    std::vector<const char *> out(gguf_get_arr_n(metadata(), id));
+    for (size_t i = 0; i < out.size(); ++i) {
+        out[i] = gguf_get_arr_str(metadata(), id, i);
+    }
+    return out;
+}
+
 std::unique_ptr<StoredTensor> GgufFile::find(const std::string & name) const {
     for (const std::unique_ptr<File> & file : files_) {
         const gguf_context * context = file->context.get();

@@ -52,6 +52,9 @@ public:
     // An array of integers of 4 bytes (signed or not), each within bounds.
     std::vector<int32_t> integers(const std::string & key, size_t most, int64_t lowest, int64_t highest) const;
 
+    // An array of texts, valid as long as this object; empty if there is none under this key.
+    std::vector<const char *> texts(const std::string & key) const;
+
     // Returns nullptr if there is no such tensor; throws MTP_ERROR_FORMAT if it is empty or extends past
     // the end of the file.
     std::unique_ptr<StoredTensor> find(const std::string & name) const;

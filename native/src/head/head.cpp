@@ -47,7 +47,8 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     require_range(n_seq_max_, 1, MTP_MAX_SEQUENCES, "n_seq_max");
     require_range(n_batch_, MTP_MAX_DEPTH + 1, 1 << 16, "n_batch");
     require_range(params.fastmtp_size, -1, INT32_MAX, "fastmtp_size");
-    vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), layers_, params.fastmtp_size);
+    require_range(params.n_ring, -1, INT32_MAX, "n_ring");
+    vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), layers_, params.fastmtp_size, params.n_ring);
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     in_place_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_.get()));
     masks_on_device_ = !in_place_ && DraftGraph::computes_masks(backend_.get(), n_ctx_ + MTP_MAX_DEPTH + CACHE_BUCKET);
@@ -82,6 +83,7 @@ mtp_head_info Head::info() const {
     out.n_embd = int32_t(width());
     out.n_vocab = int32_t(vocabulary_.n_vocab);
     out.n_draft_vocab = int32_t(vocabulary_.size());
+    out.n_ring = int32_t(vocabulary_.n_ring);
     out.block = layers_.front().block;
     out.n_ctx = int32_t(n_ctx_);
     out.n_seq_max = int32_t(n_seq_max_);
@@ -94,6 +96,20 @@ mtp_head_info Head::info() const {
     out.mapped_bytes = weights_->mapped_bytes();
     out.cache_bytes = cache_->bytes();
     return out;
+}
+
+double Head::stated_acceptance() const {
+    const std::string keys = "mtp.acceptance.greedy.";
+    if (!file_.has_key(keys + "drafted") || !file_.has_key(keys + "accepted")) {
+        return -1;
+    }
+    try {
+        const int64_t drafted = file_.integers(keys + "drafted", MTP_MAX_DEPTH, 0, INT32_MAX).front();
+        const int64_t accepted = file_.integers(keys + "accepted", MTP_MAX_DEPTH, 0, drafted).front();
+        return drafted > 0 ? double(accepted) / double(drafted) : -1;
+    } catch (const Error &) { // a hint at most, without which the model runs as well
+        return -1;
+    }
 }
 
 void Head::check_seq(int32_t seq) const {
@@ -363,6 +379,25 @@ void Head::rollback(int32_t seq, int64_t position) {
     check_seq(seq);
     require_range(position, 0, n_ctx_, "position");
     cache_->truncate(seq, position);
+}
+
+void Head::set_ring(const std::vector<int32_t> & ids) {
+    const int64_t first = vocabulary_.size() - vocabulary_.n_ring;
+    const int32_t * current = vocabulary_.ids.data() + first;
+    if (std::equal(ids.begin(), ids.end(), current)) {
+        return;
+    }
+    for (int64_t begin = 0; begin < vocabulary_.n_ring;) {
+        int64_t end = begin;
+        while (end < vocabulary_.n_ring && current[end] != ids[size_t(end)]) {
+            ++end;
+        }
+        if (end > begin) {
+            weights_->replace_rows(first + begin, ids.data() + begin, end - begin);
+        }
+        begin = end + 1;
+    }
+    vocabulary_.replace(first, ids.data(), vocabulary_.n_ring);
 }
 
 // Covers the norms and the first row of each matrix that keys and values are computed from.

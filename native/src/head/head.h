@@ -39,6 +39,10 @@ public:
     // drawing: only for one sequence, whose drafts are then sampled.
     void draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing = nullptr);
     void rollback(int32_t seq, int64_t position);
+
+    // Makes these the last ids of the draft vocabulary, [n_ring], and copies the rows of those that are new.
+    void set_ring(const std::vector<int32_t> & ids);
+
     const std::string & ops();
     void set_imatrix(Imatrix * imatrix) { imatrix_ = imatrix; }
     size_t rows_size(int32_t seq) const;
@@ -47,6 +51,9 @@ public:
 
     // The most tokens that it can draft in a call.
     int64_t max_depth() const { return layers_.size() == 1 ? MTP_MAX_DEPTH : int64_t(layers_.size()); }
+
+    // The acceptance of first drafts that the file states (docs/acceptance.md), 0 to 1; -1 if it states none.
+    double stated_acceptance() const;
 
     // Whether the device can sample drafts, not only take the most likely tokens.
     bool draws() const { return draws_; }

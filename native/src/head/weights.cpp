@@ -68,6 +68,24 @@ ggml_tensor * Weights::place_whole(const StoredTensor & stored, const GgufFile &
     return place(stored);
 }
 
+// The rows of these ids as a device takes them: in their own type, in which the gather is exact because a quantized row
+// is contiguous, or in F16.
+static std::vector<uint8_t> gather(const StoredTensor & stored, const int32_t * ids, size_t n, ggml_type type) {
+    const size_t to_bytes = ggml_row_size(type, stored.ne[0]);
+    std::vector<uint8_t> rows(to_bytes * n);
+    std::vector<float> row(type == stored.type ? 0 : size_t(stored.ne[0]));
+    for (size_t i = 0; i < n; ++i) {
+        uint8_t * to = rows.data() + i * to_bytes;
+        if (row.empty()) {
+            std::memcpy(to, stored.data + size_t(ids[i]) * to_bytes, to_bytes);
+        } else {
+            read_rows(stored, &ids[i], 1, row.data());
+            ggml_fp32_to_fp16_row(row.data(), reinterpret_cast<ggml_fp16_t *>(to), stored.ne[0]);
+        }
+    }
+    return rows;
+}
+
 ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type) {
     ggml_tensor *& tensor = placed_[{stored.data, type}];
     if (tensor != nullptr) {
@@ -76,21 +94,18 @@ ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector
     tensor = ggml_new_tensor_2d(context_.get(), type, stored.ne[0], int64_t(ids.size()));
     ggml_format_name(tensor, "%s (draft rows)", stored.name.c_str());
     pending_.emplace_back(tensor, [stored, &ids](ggml_tensor * t) {
-        const size_t to_bytes = ggml_row_size(t->type, t->ne[0]);
-        std::vector<uint8_t> rows(to_bytes * ids.size());
-        std::vector<float> row(t->type == stored.type ? 0 : size_t(t->ne[0]));
-        for (size_t i = 0; i < ids.size(); ++i) {
-            uint8_t * to = rows.data() + i * to_bytes;
-            if (row.empty()) { // a quantized row is contiguous: the gather is exact
-                std::memcpy(to, stored.data + size_t(ids[i]) * to_bytes, to_bytes);
-            } else {
-                read_rows(stored, &ids[i], 1, row.data());
-                ggml_fp32_to_fp16_row(row.data(), reinterpret_cast<ggml_fp16_t *>(to), t->ne[0]);
-            }
-        }
+        const std::vector<uint8_t> rows = gather(stored, ids.data(), ids.size(), t->type);
         ggml_backend_tensor_set(t, rows.data(), 0, rows.size());
     });
+    gathered_.emplace_back(tensor, stored);
     return tensor;
+}
+
+void Weights::replace_rows(int64_t first, const int32_t * ids, int64_t n) {
+    for (const auto & [tensor, stored] : gathered_) {
+        const std::vector<uint8_t> rows = gather(stored, ids, size_t(n), tensor->type);
+        ggml_backend_tensor_set(tensor, rows.data(), size_t(first) * tensor->nb[1], rows.size());
+    }
 }
 
 bool Weights::can_get_rows(const StoredTensor & table) const {

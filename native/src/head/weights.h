@@ -83,6 +83,9 @@ public:
 
     // Of each layer.
     const std::vector<BlockTensors> & tensors() const { return tensors_; }
+    // Replaces rows from `first` on in all matrices that have the draft vocabulary's rows, by those of these ids.
+    void replace_rows(int64_t first, const int32_t * ids, int64_t n);
+
     int64_t copied_bytes() const { return copied_bytes_; }
     int64_t mapped_bytes() const { return mapped_bytes_; }
 
@@ -107,6 +110,7 @@ private:
     std::vector<std::pair<ggml_tensor *, Fill>> pending_;
     // By where they are stored, and the type of gathered rows, or GGML_TYPE_COUNT.
     std::map<std::pair<const uint8_t *, ggml_type>, ggml_tensor *> placed_;
+    std::vector<std::pair<ggml_tensor *, StoredTensor>> gathered_; // matrices with the draft vocabulary's rows
     std::vector<BlockTensors> tensors_;
     int64_t copied_bytes_ = 0;
     int64_t mapped_bytes_ = 0;

@@ -55,6 +55,7 @@ public:
     void set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
         drafter_->set_costs(verify_ms, n_verify, draft_ms, n_draft);
     }
+    void remember_depth(const char * path) { drafter_->remember_depth(path); }
 
 private:
     struct Sequence {

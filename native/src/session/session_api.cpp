@@ -124,6 +124,10 @@ mtp_status mtp_session_set_costs(mtp_session * session, const double * verify_ms
     return guard([&] { require(session, "session")->set_costs(verify_ms, n_verify, draft_ms, n_draft); });
 }
 
+mtp_status mtp_session_remember_depth(mtp_session * session, const char * path) {
+    return guard([&] { require(session, "session")->remember_depth(require(path, "path")); });
+}
+
 // Waits for the context here, where an exception can be caught, before something that cannot throw does.
 bool mtp_context_has_failed(llama_context * context) {
     if (context == nullptr) {

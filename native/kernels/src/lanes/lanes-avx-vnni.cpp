@@ -29,6 +29,7 @@ struct vnni_256 : v256 {
 }  // namespace
 
 product_kernel avx_vnni_product(ggml_type type) { return quants_product<vnni_dots<vnni_256>>(type); }
+double avx_vnni_multiply(int64_t n) { return multiply<vnni_dots<vnni_256>>(n); }
 
 }  // namespace mtp
 

@@ -35,6 +35,7 @@ struct vnni_512 : v512 {
 }  // namespace
 
 product_kernel avx512_vnni_product(ggml_type type) { return quants_product<vnni_dots<vnni_512>>(type); }
+double avx512_vnni_multiply(int64_t n) { return multiply<vnni_dots<vnni_512>>(n); }
 
 }  // namespace mtp
 

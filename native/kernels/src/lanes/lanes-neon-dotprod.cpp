@@ -33,9 +33,14 @@ product_kernel neon_dotprod_product(ggml_type type) {
     }
 }
 
+static double multiply(int64_t n) {
+    return neon_multiply(n, 16, [](int32x4_t sum, int8x16_t w) { return vdotq_s32(sum, w, w); });
+}
+
 const kernel_set neon_dotprod_kernels = {
     "NEON_DOTPROD", neon_dotprod_product, nullptr,   nullptr,      delta_net_rows<neon_floats>, delta_net_fits<neon_floats>,
     convolve<neon_floats>, convolve_row, sum_of_squares,       scale_row, weighted_sum, last_largest, copy_block<neon_floats>,
+    multiply,
 };
 
 }  // namespace mtp

@@ -84,9 +84,14 @@ static product_kernel product_of(ggml_type type) {
     }
 }
 
+static double multiply(int64_t n) {
+    return neon_multiply(n, 32, [](int32x4_t sum, int8x16_t w) { return vmmlaq_s32(sum, w, w); });
+}
+
 const kernel_set neon_i8mm_kernels = {
     "NEON_I8MM", product_of,     nullptr,   nullptr,      delta_net_rows<neon_floats>, delta_net_fits<neon_floats>,
     convolve<neon_floats>, convolve_row, sum_of_squares, scale_row, weighted_sum, last_largest, copy_block<neon_floats>,
+    multiply,
 };
 
 }  // namespace mtp

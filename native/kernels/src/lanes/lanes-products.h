@@ -59,5 +59,26 @@ template <class V> const attention_kernels * attention_of(ggml_type type) {
     }
 }
 
+struct small_codes {
+    static constexpr int max_code = 15;
+};
+
+// As many sums side by side as hide how long a product takes.
+template <class V> double multiply(int64_t n) {
+    constexpr int count = 12;
+    typename V::I sum[count], w = V::set8(1);
+    for (auto & s : sum) {
+        s = V::zero();
+    }
+    for (int64_t i = 0; i < n; i++) {
+        LANES_UNROLL
+        for (auto & s : sum) {
+            w = in_order(w);  // else it may be multiplied once for all
+            s = in_order(V::template dot4<small_codes>(s, w, w));
+        }
+    }
+    return (double) n * count * V::count * 16;
+}
+
 }  // namespace
 }  // namespace mtp

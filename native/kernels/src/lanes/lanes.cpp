@@ -33,10 +33,12 @@ bool has_avx_vnni() {
 #endif
 
 // A set with other products of quants.
-template <product_kernel (*Product)(ggml_type)> const kernel_set * with_products(const char * name, const kernel_set & all) {
+template <product_kernel (*Product)(ggml_type)>
+const kernel_set * with_products(const char * name, const kernel_set & all, double (*multiply)(int64_t n)) {
     static product_kernel (*others)(ggml_type) = all.product;
     static kernel_set set = all;
     set.name = name;
+    set.multiply = multiply;
     set.product = [](ggml_type type) {
         const product_kernel product = Product(type);
         return product ? product : others(type);
@@ -136,12 +138,12 @@ const kernel_set * choose_kernels(const char * restriction) {
     const bool avx2 = says(restriction, "avx2"), avx_vnni = says(restriction, "avx_vnni");
     if (has_avx512() && !avx2 && !avx_vnni) {
         return __builtin_cpu_supports("avx512vnni") && !says(restriction, "avx512")
-                   ? with_products<avx512_vnni_product>("AVX512_VNNI", avx512_kernels)
+                   ? with_products<avx512_vnni_product>("AVX512_VNNI", avx512_kernels, avx512_vnni_multiply)
                    : &avx512_kernels;
     }
 #if defined(LANES_AVX_VNNI)
     if (has_avx_vnni() && !avx2) {
-        return with_products<avx_vnni_product>("AVX_VNNI", avx2_kernels);
+        return with_products<avx_vnni_product>("AVX_VNNI", avx2_kernels, avx_vnni_multiply);
     }
 #endif
     return has_avx2() ? &avx2_kernels : nullptr;

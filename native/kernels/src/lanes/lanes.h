@@ -70,6 +70,7 @@ struct kernel_set {
     void (*weighted_sum)(int64_t n, float * y, const float * const * x, const float * w, int count);
     int64_t (*last_largest)(const float * x, int64_t n);  // the last element that is the largest
     void (*copy_block)(char * y, size_t nb0, size_t nb1, const char * x, size_t nb00, size_t nb01, int64_t n0, int64_t n1);
+    double (*multiply)(int64_t n);  // nothing but products of bytes, in n rounds: how many, see limits.cpp
 };
 
 // Of this CPU, or less if `restriction` (a word such as "avx2", "dotprod" or "all") says so; NULL if there is none.
@@ -102,6 +103,8 @@ bool says(const char * words, const char * word);
 // Products of quants with VNNI, in place of those of avx512_kernels and avx2_kernels.
 product_kernel avx512_vnni_product(ggml_type type);
 product_kernel avx_vnni_product(ggml_type type);
+double avx512_vnni_multiply(int64_t n);
+double avx_vnni_multiply(int64_t n);
 
 // Compilers that know AVX-VNNI, and those that offer intrinsics of NEON to a function of their target, whatever the target of
 // the file

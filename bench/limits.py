@@ -1,0 +1,82 @@
+"""How close a model comes to what this machine reads and multiplies at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mtp_gguf.gguf_tools.head import block_of
+from mtp_gguf.native.runtime import plugged_kernels
+
+from .result import Limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mtp_gguf.gguf_tools.model import Model
+
+    from .result import CycleCosts, PrefillCosts
+
+_SECONDS = 0.25  # for each limit, each time; the best counts
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a token needs of the trunk's weights.
+
+    nbytes: read for a single token, with its logits. products: for a token of a prompt, without
+    them: llama.cpp computes those of the last one only.
+    """
+
+    nbytes: int
+    products: int
+
+
+def work_of(model: Model) -> Work:
+    """Sum up the trunk's weights; of experts, those that a token is routed to.
+
+    RequestError if the file does not tell which layers are the trunk's. Attention, recurrent
+    states and activations are not counted.
+    """
+    layers = model.head.trunk_layers
+    experts = model.first.integer(f"{model.architecture}.expert_count") or 1
+    used = model.first.integer(f"{model.architecture}.expert_used_count") or 1
+    output = _OUTPUT if _OUTPUT in model.tensors else _EMBEDDING
+    nbytes = products = 0
+    for tensor in model.tensors.values():
+        block = block_of(tensor.name)
+        if (block is not None and block >= layers) or tensor.name == _EMBEDDING != output:
+            continue
+        share = used / experts if len(tensor.shape) > 2 and tensor.shape[2] == experts else 1.0
+        nbytes += int(tensor.nbytes * share)
+        if len(tensor.shape) > 1 and tensor.name != output:
+            products += int(prod(tensor.shape) * share)
+    return Work(nbytes, products)
+
+
+def measure_limits(path: Path, threads: int, before: Limits | None) -> Limits | None:
+    """Measure what `threads` read of the file at `path` and multiply, in half a second.
+
+    The file should be in memory. before: what was measured earlier, when other programs may have
+    needed less of the machine. None if our kernels are not plugged in.
+    """
+    read = plugged_kernels.read_limit(np.memmap(path, mode="r"), threads, _SECONDS)
+    products = plugged_kernels.product_limit(threads, _SECONDS)
+    if not read or not products:
+        return None
+    if before is not None:
+        read, products = max(read, before.read), max(products, before.products)
+    return Limits(read, products)
+
+
+def reached(limits: Limits, work: Work, cycles: CycleCosts, prefill: PrefillCosts | None) -> Limits:
+    """Return the limits with the shares of them that the model reaches."""
+    token_s = cycles.verify[0].median / 1e3
+    of_prompt = None
+    if prefill is not None:
+        of_prompt = work.products * prefill.tokens / (prefill.plain.median / 1e3) / limits.products
+    return Limits(limits.read, limits.products, work.nbytes / token_s / limits.read, of_prompt)

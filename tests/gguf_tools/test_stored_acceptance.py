@@ -1,0 +1,330 @@
+"""The measured acceptance that files state: written, read, and recognized as another file's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtp_gguf.convert import acceptance as measuring
+from mtp_gguf.gguf_tools.acceptance import (
+    LEAST,
+    Acceptance,
+    Counts,
+    Stored,
+    read_stored,
+    reserved,
+    store,
+)
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.format import RawValue, Value, ValueType, encoded_keys, open_gguf
+from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX, Metadata, header_keys, open_model
+from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, write
+from mtp_gguf.native.acceptance import measure_acceptance
+from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.server.model import open_model as open_served
+from support.commands import invoke, succeed
+from support.gguf_files import loads, value_of
+from support.range_server import Web
+
+DEMO = Path(str(resources.files("mtp_gguf.gguf_tools") / "demo_model"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The converted demo with its acceptance, and what --json printed."""
+    path = tmp_path_factory.mktemp("made") / "demo.gguf"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(measuring.VARIABLE, "1")
+        patch.setattr(measuring, "_SECONDS", 300.0)  # the same chains on a busy machine, too
+        fields = json.loads(succeed("convert", DEMO, "-o", path, "--mtp-f16", "--json"))
+    return path, fields
+
+
+def stated(path: Path) -> Stored:
+    with open_model(path) as model:
+        return read_stored(model)
+
+
+def keys_of(path: Path) -> Metadata:
+    with open_model(path) as model:
+        return header_keys(model.first)
+
+
+def changed(
+    source: Path,
+    target: Path,
+    *,
+    keys: Callable[[Metadata], object] = lambda _: None,
+    name: str | None = None,
+) -> Path:
+    """A copy with all keys, as other programs make it. name: of a tensor that differs in it."""
+    with open_model(source) as model:
+        metadata = header_keys(model.first)
+        keys(metadata)
+        tensors = list(copies(model))
+        for at, tensor in enumerate(tensors):
+            if tensor.name == name:
+                data = np.frombuffer(model.read(tensor.name), np.uint8) ^ 1
+                tensors[at] = TensorCopy(tensor.spec, data=data.tobytes())
+        write(target, OutputSpec(metadata, tuple(tensors)))
+    return target
+
+
+def test_convert_stores_what_it_prints(made: tuple[Path, dict[str, Any]]) -> None:
+    path, fields = made
+    [found] = fields["acceptance"].values()
+    assert found["share"] > LEAST
+    assert found["greedy"]["drafted"] == found["sampled"]["drafted"] == [140] * 4
+    for way in ("greedy", "sampled"):
+        counts = found[way]
+        assert value_of(path, f"{ACCEPTANCE_PREFIX}{way}.drafted") == counts["drafted"]
+        assert value_of(path, f"{ACCEPTANCE_PREFIX}{way}.accepted") == counts["accepted"]
+        assert counts["accepted"] == sorted(counts["accepted"], reverse=True)
+    stored = stated(path).acceptance
+    assert stored is not None
+    assert stored.fields().items() <= found.items()
+
+
+def test_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, fields = made
+    [found] = fields["acceptance"].values()
+    text = stated(path).text
+    assert text is not None
+    assert "greedy " in text
+    for command in (("list-tensors", path, "--mtp"), ("info", path), ("doctor", path)):
+        assert f"acceptance: {text}\n" in succeed(*command)
+        shown = json.loads(succeed(*command, "--json"))["acceptance"]
+        assert (shown["share"], shown["checked"]) == (found["share"], True)
+    assert open_served(path).acceptance == text
+    other = changed(path, tmp_path / "other.gguf", name="blk.0.ffn_down.weight")
+    assert "not that of this file: " in succeed("list-tensors", other, "--mtp")
+    assert json.loads(succeed("info", other, "--json"))["acceptance"]["fault"]
+    bare = changed(path, tmp_path / "bare.gguf", keys=without_acceptance)
+    assert "acceptance" not in succeed("info", bare)
+    assert json.loads(succeed("doctor", bare, "--json"))["acceptance"] is None
+
+
+@pytest.mark.thorough
+def test_measured_anew_it_is_the_same(
+    made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made
+    monkeypatch.setattr(measuring, "_SECONDS", 300.0)
+    fields = json.loads(succeed("doctor", path, "--load", "--json"))
+    for way in ("greedy", "sampled"):
+        assert fields["measured_acceptance"][way] == fields["acceptance"][way]
+    here = measure_acceptance(path, seconds=300).fields()  # MTPLlama, in this process
+    assert here["greedy"] == fields["acceptance"]["greedy"]
+    assert "measured now: acceptance: greedy " in succeed("doctor", path, "--load")
+
+
+def test_a_remote_file_is_not_compared(
+    made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> str:
+        raise AssertionError("bytes of tensors are read")
+
+    monkeypatch.setattr("mtp_gguf.gguf_tools.acceptance._digest", refuse)
+    monkeypatch.setenv("NO_PROXY", "*")
+    with Web(made[0].parent) as web:
+        found = succeed("list-tensors", web.url(made[0].name), "--mtp")
+    assert "as the file states; not compared with its tensors\n" in found
+
+
+def test_other_programs_see_the_file_as_before(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    path, _ = made
+    succeed("convert", DEMO, "-o", tmp_path / "plain.gguf", "--mtp-f16", "--no-check")
+    assert loads(path)
+    keys = keys_of(path)
+    assert {*keys} - {*keys_of(tmp_path / "plain.gguf")} == {*reserved()}
+    plain = changed(path, tmp_path / "without.gguf", keys=without_acceptance)
+    assert plain.read_bytes() == (tmp_path / "plain.gguf").read_bytes()
+
+
+def without_acceptance(keys: Metadata) -> None:
+    for key in reserved():
+        del keys[key]
+
+
+def test_rewriting_a_file_drops_what_was_measured_with_it(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    path, _ = made
+    succeed("fastmtp", "add", path, "-o", tmp_path / "listed.gguf", "--size", 512)
+    assert not any(key.startswith(ACCEPTANCE_PREFIX) for key in keys_of(tmp_path / "listed.gguf"))
+
+
+def test_a_graft_is_the_conversion_with_its_acceptance(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = made
+    monkeypatch.setenv(measuring.VARIABLE, "1")
+    monkeypatch.setattr(measuring, "_SECONDS", 300.0)
+    succeed("strip", path, "-o", tmp_path / "trunk.gguf")
+    arguments = ("--from", DEMO, "--mtp-f16", "-o", tmp_path / "made.gguf")
+    succeed("graft", tmp_path / "trunk.gguf", *arguments)
+    assert (tmp_path / "made.gguf").read_bytes() == path.read_bytes()
+
+
+def test_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(measuring.VARIABLE, "1")
+    monkeypatch.setattr(measuring, "_SECONDS", 0.0)
+    succeed("convert", DEMO, "-o", tmp_path / "demo.gguf", "--split-max-size", "2M")
+    shards = sorted(tmp_path.glob("*.gguf"))
+    assert len(shards) > 1
+    found = stated(shards[-1])
+    assert found.acceptance is not None
+    assert found.acceptance.greedy.drafted == (8,) * 4
+    with open_gguf(shards[1]) as second:
+        assert not any(key.startswith(ACCEPTANCE_PREFIX) for key in second.keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("blk.0.ffn_down.weight", "trunk"),
+        ("token_embd.weight", "trunk"),
+        ("blk.4.attn_q.weight", "head"),
+        ("blk.4.nextn.enorm.weight", "head"),
+    ],
+)
+def test_counts_of_other_tensors_are_not_shown(
+    name: str, part: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    found = stated(changed(made[0], tmp_path / "other.gguf", name=name))
+    assert found.acceptance is None
+    assert found.text is not None
+    assert f"measured with another {part}" in found.text
+
+
+def test_counts_without_the_draft_vocabulary_are_not_shown(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    def add(keys: Metadata) -> None:
+        keys["mtp_gguf.fastmtp.token_ids"] = Value(ValueType.U32, range(100))
+
+    found = stated(changed(made[0], tmp_path / "other.gguf", keys=add))
+    assert "another head" in found.fault
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("greedy.accepted", Value(ValueType.U32, (200, 1, 1, 1)), "at most [140, 140, 140, 140]"),
+        ("greedy.accepted", Value(ValueType.U32, (1, 1)), "expected 4 counts"),
+        ("sampled.drafted", Value(ValueType.F32, (1.0,) * 4), "expected 4 counts"),
+        ("greedy.drafted", Value(ValueType.STRING, "140"), "expected 4 counts"),
+        ("version", Value(ValueType.STRING, "1"), "expected a whole number"),
+        ("trunk", Value(ValueType.U32, (1,) * 4), "expected one value"),
+    ],
+)
+def test_hostile_keys(
+    key: str, value: Value, words: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    def edit(keys: Metadata) -> None:
+        keys[ACCEPTANCE_PREFIX + key] = value
+
+    found = stated(changed(made[0], tmp_path / "hostile.gguf", keys=edit))
+    assert found.acceptance is None
+    assert words in found.fault
+
+
+def test_another_version_or_corpus_states_nothing(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    for key, value in (
+        ("version", Value(ValueType.U32, 2)),
+        ("corpus", Value(ValueType.STRING, "another")),
+        ("corpus_version", Value(ValueType.U32, 2)),
+    ):
+
+        def edit(keys: Metadata, key: str = key, value: Value = value) -> None:
+            keys[ACCEPTANCE_PREFIX + key] = value
+
+        assert stated(changed(made[0], tmp_path / "other.gguf", keys=edit)).text is None
+
+
+def test_only_reserved_keys_are_replaced(tmp_path: Path) -> None:
+    counts = Counts((9, 9, 9, 9), (4, 3, 2, 1))
+    succeed("convert", DEMO, "-o", tmp_path / "plain.gguf", "--no-check")
+    before = (tmp_path / "plain.gguf").read_bytes()
+    with pytest.raises(RequestError, match="expected reserved keys"):
+        store(tmp_path / "plain.gguf", Acceptance(counts, counts))
+    assert (tmp_path / "plain.gguf").read_bytes() == before
+
+    def add(keys: Metadata) -> None:
+        keys |= reserved()
+
+    path = changed(tmp_path / "plain.gguf", tmp_path / "reserved.gguf", keys=add)
+    assert stated(path).text is None
+    store(path, Acceptance(counts, counts))
+    assert stated(path).acceptance == Acceptance(counts, counts)
+    rest = path.read_bytes().partition(encoded_keys(written(path)))[2]
+    empty = changed(tmp_path / "plain.gguf", tmp_path / "empty.gguf", keys=add).read_bytes()
+    assert rest == empty.partition(encoded_keys(reserved()))[2]
+
+
+def written(path: Path) -> dict[str, Value | RawValue]:
+    return {k: v for k, v in keys_of(path).items() if k.startswith(ACCEPTANCE_PREFIX)}
+
+
+def test_what_cannot_be_run_is_said_and_states_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(measuring.VARIABLE, "1")
+    monkeypatch.setenv("MTP_GGUF_DISABLE", "1")
+    result = invoke("convert", DEMO, "-o", tmp_path / "demo.gguf")
+    assert result.exit_code == 0
+    assert "acceptance not measured: drafting is switched off" in result.stdout
+    assert stated(tmp_path / "demo.gguf").text is None
+
+
+def test_intervals() -> None:
+    counts = Counts((140, 140, 140, 0), (70, 140, 0, 0))
+    assert counts.interval(0) == pytest.approx((0.418, 0.582), abs=1e-3)  # Wilson's, by hand
+    assert counts.interval(1) == pytest.approx((0.973, 1.0), abs=1e-3)
+    assert counts.interval(2) == pytest.approx((0.0, 0.027), abs=1e-3)
+    assert counts.interval(3) == (0.0, 1.0)
+
+
+def first_drafts(path: Path) -> int:
+    """How many tokens depth auto drafts to be verified before there is any outcome."""
+    with MTPLlama(str(path), depth="auto", lookup=False, profile=False, n_ctx=64) as llm:
+        llm.session.set_costs([20, 26, 30, 34], [2, 4, 6])
+        llm.session.decode([1, 2, 3])
+        drafts = llm.session.begin(4, "auto")
+        llm.session.end(0)
+        return len(drafts)
+
+
+def test_depth_auto_begins_with_a_bad_heads_figure(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    def stating(accepted: Value | None) -> Path:
+        def edit(keys: Metadata) -> None:
+            without_acceptance(keys)
+            if accepted is not None:
+                keys["mtp.acceptance.greedy.drafted"] = Value(ValueType.U32, (140,) * 4)
+                keys["mtp.acceptance.greedy.accepted"] = accepted
+
+        return changed(made[0], tmp_path / "stating.gguf", keys=edit)
+
+    usual = first_drafts(stating(None))
+    assert usual > 0
+    assert first_drafts(stating(Value(ValueType.U32, (1, 0, 0, 0)))) == 0
+    assert first_drafts(stating(Value(ValueType.U32, (50, 0, 0, 0)))) == usual
+    for hostile in (
+        Value(ValueType.U32, (141, 0, 0, 0)),
+        Value(ValueType.U32, ()),
+        Value(ValueType.STRING, "0"),
+        Value(ValueType.F32, (0.0,) * 4),
+    ):
+        assert first_drafts(stating(hostile)) == usual
