@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.profile import AUTO
 
-from .pairs import pairs_of
-
 if TYPE_CHECKING:
     from .environment import Environment, MeasuredFile
     from .plan import Amount
@@ -180,6 +178,24 @@ class PlannedPart:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """One kind of text at one depth, and the same without drafts.
+
+    ratio: of the medians of both speeds. acceptance: by position. accepted_length: mean tokens of
+    a cycle, the trunk's own included.
+    """
+
+    kind: str
+    context: int
+    depth: int | str
+    plain_tok_s: float
+    tok_s: float
+    ratio: float
+    acceptance: tuple[float, ...]
+    accepted_length: float
+
+
+@dataclass(frozen=True)
 class BenchResult:
     """Everything that a benchmark has measured so far.
 
@@ -215,6 +231,25 @@ class BenchResult:
         """The result as plain objects, lists, numbers and text."""
         pairs = [asdict(pair) for pair in pairs_of(self)]
         return {"format": FORMAT, **asdict(self), "pairs": pairs}
+
+
+def pairs_of(result: BenchResult) -> tuple[Pair, ...]:
+    """A pair for each text and depth that was also measured without drafts."""
+    plain = {(t.kind, t.context): t.tok_s.median for t in result.texts if t.depth == 0}
+    return tuple(
+        Pair(
+            t.kind,
+            t.context,
+            t.depth,
+            plain[t.kind, t.context],
+            t.tok_s.median,
+            t.tok_s.median / plain[t.kind, t.context],
+            t.acceptance,
+            t.tokens_per_cycle,
+        )
+        for t in result.texts
+        if t.depth != 0 and plain.get((t.kind, t.context))
+    )
 
 
 def library_notes(result: BenchResult) -> list[str]:

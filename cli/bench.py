@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtp_gguf.bench.pairs import markdown
 from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.result import NAMED
@@ -24,7 +23,7 @@ from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
 
-from .bench_table import bench_table, plan_lines, stopped_line
+from .bench_table import bench_table, markdown, plan_lines, stopped_line
 from .info import say_note
 from .local_model import local_model
 from .options import (

@@ -3,13 +3,24 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes
+from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes, pairs_of
 from mtp_gguf.gguf_tools.system import busy_machine
-from mtp_gguf.gguf_tools.text import duration, human_bytes
+from mtp_gguf.gguf_tools.text import duration, human_bytes, printable
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan
     from mtp_gguf.bench.result import BenchResult, ServerResult, TextResult
+
+_PAIRED = (
+    "text",
+    "context",
+    "depth",
+    "plain tok/s",
+    "drafted tok/s",
+    "ratio",
+    "accepted by position",
+    "mean accepted length",
+)
 
 
 def plan_lines(plan: "Plan", budget: float | None) -> Iterator[str]:
@@ -168,3 +179,36 @@ def _numbers(values: "Iterable[float]", form: str) -> str:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def markdown(result: "BenchResult") -> Iterator[str]:
+    """Yield the pairs as a table for an issue, below a line on file, versions and machine."""
+    e = result.environment
+    versions = ", ".join(f"{name} {version}" for name, version in e.versions.items())
+    memory = f", {human_bytes(result.peak_bytes)} of memory" if result.peak_bytes else ""
+    yield _cell(
+        f"{result.model.file} ({human_bytes(result.model.size)}) on {e.cpu}, {e.device}, "
+        f"{e.threads} threads{memory}; {versions}, {e.kernels} kernels, {e.system}"
+    )
+    yield ""
+    yield f"| {' | '.join(_PAIRED)} |"
+    yield f"|{' --- |' * len(_PAIRED)}"
+    for pair in pairs_of(result):
+        cells = (
+            pair.kind,
+            str(pair.context),
+            str(pair.depth),
+            f"{pair.plain_tok_s:.1f}",
+            f"{pair.tok_s:.1f}",
+            f"{pair.ratio:.2f}",
+            " ".join(f"{rate:.0%}" for rate in pair.acceptance),
+            f"{pair.accepted_length:.2f}",
+        )
+        yield f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    for special in "\\`|<>*_[]":
+        text = text.replace(special, f"\\{special}")
+    return printable(text)

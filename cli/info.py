@@ -30,10 +30,10 @@ def info(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print which libraries, kernels and devices are used, and why; or what a GGUF is.
+    """Print which libraries, kernels and devices are used, and why.
 
-    Of a GGUF it prints whether it can draft and the acceptance rate that it states, if that was
-    measured with these tensors.
+    With FILE it prints instead whether this GGUF can draft, and the acceptance rate that it states,
+    if that was measured with these tensors.
 
     MTP_GGUF_LIBS=stock selects llama-cpp-python's own libraries, =fast requires those that the
     package ships, and =FOLDER selects others.

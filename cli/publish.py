@@ -374,8 +374,8 @@ def _publish(
                     _convert(release, record, options.threads, cluster)
             if options.text:
                 _measure(release, record, options)
-            acceptance = measure_files(release, options.least, CONSOLE, force=options.force)
-            card = str(card_of(release, target, record.measured, acceptance))
+            measure_files(release, record, options.least, CONSOLE, force=options.force)
+            card = str(card_of(release, target, record.measured, record.acceptance))
             _write_card(folder / _CARD, card)
             if not options.no_upload:
                 _upload(release, target, found, record, options)
@@ -441,6 +441,7 @@ def _convert(
         record.converted = {path.name: path.stat().st_size for path in release.paths}
         record.diagnosed.clear()
         record.measured.clear()
+        record.acceptance.clear()
         record.save()
     diagnose_files(release, record)
 

@@ -7,7 +7,7 @@ recognized. docs/acceptance.md describes keys and method.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import sqrt
@@ -87,6 +87,15 @@ class Acceptance:
             f"greedy {self.greedy.text} of drafts 1 / 2 / 3 / 4{sampled} "
             f"({self.greedy.drafted[0]} chains; first drafts {low:.0%} to {high:.0%} at 95 %)"
         )
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "Acceptance":
+        """The acceptance that `fields` returned."""
+        greedy, sampled = (
+            Counts(tuple(counts["drafted"]), tuple(counts["accepted"]))
+            for counts in (fields["greedy"], fields["sampled"])
+        )
+        return cls(greedy, sampled)
 
     def fields(self) -> dict[str, Any]:
         """Return the fields for --json."""

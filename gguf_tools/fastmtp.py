@@ -22,8 +22,8 @@ EMBEDDING_TENSOR = "token_embd.weight"
 
 _DEFAULT_SIZE = 32768
 # What our runtime does when it loads a file (native/src/head/draft_vocabulary.cpp): it makes a list
-# for a vocabulary of at least this size. At the end of a list so many ids, or a quarter, are replaced
-# by tokens of the text, and so many more in a made list by others of their scripts.
+# for a vocabulary of at least this size. At the end of a list so many ids, or a quarter, are
+# replaced by tokens of the text, and so many more in a made list by others of their scripts.
 _LEAST_VOCABULARY = 32768
 _RING, _SCRIPT_RING = 2048, 8192
 

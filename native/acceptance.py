@@ -108,8 +108,8 @@ def measure_in_subprocess(
         lines = child.stderr.strip().splitlines() or ["no reason given"]
         raise RequestError(lines[0] if child.returncode == _REFUSED else lines[-1])
     found = json.loads(child.stdout.splitlines()[-1])
-    greedy, sampled = (Counts(*map(tuple, found[way].values())) for way in ("greedy", "sampled"))
-    return Measured(greedy, sampled, found["seconds"])
+    counts = Acceptance.of(found)
+    return Measured(counts.greedy, counts.sampled, found["seconds"])
 
 
 def measure_acceptance(

@@ -81,7 +81,7 @@ class Answer:
             choice = chunk["choices"][0]
             self._end(choice)
             if self._record is not None:
-                entries = self._record.generated[: chunk["usage"]["completion_tokens"]]
+                entries = self._generated(chunk["usage"]["completion_tokens"])
                 choice["logprobs"] = logprobs = self._logprobs(entries)
                 if self._echo:
                     for name, values in self._prompt_logprobs().items():
@@ -106,10 +106,20 @@ class Answer:
         return self._record.generated[first : self._taken]
 
     def _others(self) -> Sequence[Entry]:
-        """Return the entries of tokens that are in no chunk: of a stop string, or not UTF-8."""
+        """Return the entries of tokens in no chunk: of a stop string, or the end of text."""
         assert self._record is not None
-        others = self._record.generated[self._taken :]
-        return others[:-1] if others and self._llm.is_end(others[-1].token) else others
+        return self._record.generated[self._taken :]
+
+    def _generated(self, n_tokens: int) -> Sequence[Entry]:
+        """Return the entries of the answer's tokens.
+
+        The end of text is one of them, though it is not counted: harnesses that read the prompt's
+        log-probabilities take the last entry of an answer to be that of a generated token.
+        """
+        assert self._record is not None
+        end = self._record.generated[n_tokens : n_tokens + 1]
+        n_tokens += bool(end) and self._llm.is_end(end[0].token)
+        return self._record.generated[:n_tokens]
 
     def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
         offset = len(self._prompt) + self._shown

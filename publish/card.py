@@ -23,12 +23,12 @@ def card_of(
     release: Release,
     repository: str,
     measured: Mapping[str, Any] | None = None,
-    acceptance: Mapping[str, Acceptance] | None = None,
+    acceptance: Mapping[str, Any] | None = None,
 ) -> ModelCard:
     """The card of `repository`: base model, licence and tags of the source, files, how to run.
 
-    measured: as in the record; without it the card has no table of quality. acceptance: of the
-    files, by their names.
+    measured: as in the record; without it the card has no table of quality. acceptance: as in
+    the record, by the files' names.
     """
     fields = _source_fields(release.checkpoint.folder)
     kept = {name: fields[name] for name in _KEPT if fields.get(name)}
@@ -77,10 +77,11 @@ in the draft.
 """
 
 
-def _acceptance(files: Mapping[str, Acceptance]) -> str:
+def _acceptance(recorded: Mapping[str, Any]) -> str:
     """A section with the acceptance of each file, as numbers and as bars; empty without files."""
-    if not files:
+    if not recorded:
         return ""
+    files = {name: Acceptance.of(fields) for name, fields in recorded.items()}
     rows = "\n".join(
         f"| {name} | {found.greedy.text} | {found.sampled.text} | {found.greedy.drafted[0]} |"
         for name, found in files.items()

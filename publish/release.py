@@ -18,7 +18,7 @@ from mtp_gguf.convert.checkpoint import Checkpoint, is_vision
 from mtp_gguf.convert.plan import Plan, Request
 from mtp_gguf.convert.plan_checkpoint import make_plans
 from mtp_gguf.convert.resolve import model_name
-from mtp_gguf.gguf_tools.acceptance import Acceptance, read_stored
+from mtp_gguf.gguf_tools.acceptance import read_stored
 from mtp_gguf.gguf_tools.doctor import Severity, diagnose
 from mtp_gguf.gguf_tools.errors import OutputError, RequestError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
@@ -126,7 +126,7 @@ class Record:
     identity: of the release. converted: sizes of the files. diagnosed: what doctor found in each.
     repository: the one on the hub that has no other files. uploaded: the SHA-256 of each file that
     is there, or was about to be. measured: the table of quality and acceptance, with what it was
-    measured on.
+    measured on. acceptance: what each file states, as `Acceptance.fields` has it.
     """
 
     path: Path
@@ -136,6 +136,7 @@ class Record:
     repository: str = ""
     uploaded: dict[str, str] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
+    acceptance: dict[str, Any] = field(default_factory=dict)
 
     def save(self) -> None:
         """Write the record; it is replaced as a whole."""
@@ -191,14 +192,13 @@ def diagnose_files(release: Release, record: Record, repository: str | None = No
 
 
 def measure_files(
-    release: Release, least: float, progress: Progress, *, force: bool
-) -> dict[str, Acceptance]:
-    """The acceptance of each model that is here, measured unless its file states it.
+    release: Release, record: Record, least: float, progress: Progress, *, force: bool
+) -> None:
+    """Record the acceptance of each model that is here, measured unless its file states it.
 
     RequestError, if not `force`, for a head whose first drafts are accepted less often than
     `least`. What cannot be measured is said and left out.
     """
-    found = {}
     for path in (plan.shards[0].path for plan in release.models if plan.is_measured):
         if not path.is_file():
             continue
@@ -216,5 +216,5 @@ def measure_files(
             raise RequestError(
                 f"{path}: {cause}; it is not published; --force publishes it all the same"
             )
-        found[path.name] = stated
-    return found
+        record.acceptance[path.name] = stated.fields()
+        record.save()

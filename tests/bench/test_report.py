@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.bench.pairs import markdown
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.result import ALL, PlannedPart, library_notes
-from mtp_gguf.cli.bench_table import bench_table
+from mtp_gguf.cli.bench_table import bench_table, markdown
 from support import bench_records as records
 from support.browser import Browser
 

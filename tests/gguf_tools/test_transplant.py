@@ -86,20 +86,13 @@ def test_per_layer_lists_grow_and_shrink(models: Models, tmp_path: Path) -> None
     trunk = edited(
         models.convert(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=per_layer
     )
-    succeed(
-        "graft",
-        "--no-check",
-        trunk,
-        "--from",
-        models.convert(DENSE, *UNIFORM),
-        "-o",
-        tmp_path / "made.gguf",
-    )
-    kv = value_of(tmp_path / "made.gguf", "qwen35.attention.head_count_kv")
-    recurrent = value_of(tmp_path / "made.gguf", "qwen35.attention.recurrent_layers")
+    made = tmp_path / "made.gguf"
+    succeed("graft", "--no-check", trunk, "--from", models.convert(DENSE, *UNIFORM), "-o", made)
+    kv = value_of(made, "qwen35.attention.head_count_kv")
+    recurrent = value_of(made, "qwen35.attention.recurrent_layers")
     assert kv == [2] * 5
     assert recurrent == [True, True, True, False, False]
-    succeed("strip", tmp_path / "made.gguf", "-o", tmp_path / "again.gguf")
+    succeed("strip", made, "-o", tmp_path / "again.gguf")
     assert (tmp_path / "again.gguf").read_bytes() == trunk.read_bytes()
 
 
@@ -111,16 +104,9 @@ def test_a_label_from_the_models_name_stays(models: Models, tmp_path: Path) -> N
     trunk = edited(
         models.convert(DENSE, *UNIFORM, "--no-mtp"), tmp_path / "trunk.gguf", metadata=named
     )
-    succeed(
-        "graft",
-        "--no-check",
-        trunk,
-        "--from",
-        models.convert(DENSE, *UNIFORM),
-        "-o",
-        tmp_path / "made.gguf",
-    )
-    assert value_of(tmp_path / "made.gguf", "general.size_label") == "3.5M"
+    made = tmp_path / "made.gguf"
+    succeed("graft", "--no-check", trunk, "--from", models.convert(DENSE, *UNIFORM), "-o", made)
+    assert value_of(made, "general.size_label") == "3.5M"
 
 
 # ------------------------------------------------------- files that lost or hide a head

@@ -53,7 +53,7 @@ def counted(path: Path, model: ReferenceModel) -> tuple[list[int], float]:
 def test_equals_the_reference(checkpoint: Path | str, models: Models) -> None:
     path = models.gguf(checkpoint)
     found = measure_acceptance(path, seconds=600)
-    greedy, sampled = counted(path, models.reference(checkpoint))
+    greedy, sampled = counted(path, ReferenceModel(models.checkpoint(checkpoint)))
     print(f"greedy {found.greedy.accepted} here, {greedy} in the reference")
     print(f"temperature 1: {found.sampled.rates[0]:.3f} here, {sampled:.3f} in the reference")
     for mine, theirs in zip(found.greedy.accepted, greedy, strict=True):

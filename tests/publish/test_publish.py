@@ -300,8 +300,8 @@ def test_a_head_below_the_floor_is_not_published(
 ) -> None:
     monkeypatch.setenv(acceptance.VARIABLE, "1")
     monkeypatch.setattr(acceptance, "_SECONDS", 0.0)
-    words = ("publish", DEMO, "--types", "Q4_K_M,Q8_0", "--to", TARGET, "-o", tmp_path)
-    words = (*words, "--no-upload", "--least-acceptance", "0.99")
+    files = ("publish", DEMO, "--types", "Q4_K_M,Q8_0", "--to", TARGET, "-o", tmp_path)
+    words = (*files, "--no-upload", "--least-acceptance", "0.99")
     refused = invoke(*words)
     assert refused.exit_code == 1
     assert "of first drafts are accepted" in refused.output
@@ -323,3 +323,6 @@ def test_a_head_below_the_floor_is_not_published(
     monkeypatch.setattr("mtp_gguf.publish.release.record_acceptance", None)
     assert invoke(*words, "--force").exit_code == 0
     assert "less than --least-acceptance 99%: " in invoke(*words).output
+    # They are recorded, for the card of files that are removed after their upload.
+    record = json.loads((tmp_path / "release.json").read_text(encoding="utf-8"))
+    assert {*record["acceptance"]} == {path.name for path in tmp_path.glob("*.gguf")}

@@ -1,0 +1,297 @@
+"""Chat requests, valid and broken: the server and MTPLlama answer them alike, never with 500."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.native import MTPLlama
+from support.models import DEMO, Models
+from support.ports import free_port
+from support.real_server import TIMEOUT, running
+
+pytestmark = pytest.mark.server
+
+TEMPLATE = Path(__file__).with_name("templates") / "strict.jinja"
+USER = {"role": "user", "content": "hi"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "4"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def called(*calls: Any) -> list[Any]:
+    """A conversation in which an assistant has called functions."""
+    return [USER, {"role": "assistant", "content": None, "tool_calls": [*calls]}, RESULT]
+
+
+def call(**function: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", **function}}
+
+
+def user(content: Any) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+def tools(*given: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [USER], "tools": [*given], **more}
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+# Each has messages, or a whole request.
+VALID: dict[str, Any] = {
+    "a question": [USER],
+    "a system message": [SYSTEM, USER],
+    "a developer": [{"role": "developer", "content": "Be brief."}, USER],
+    "an answer": [USER, {"role": "assistant", "content": "ja"}, USER],
+    "an answer without content": [USER, {"role": "assistant"}, USER],
+    "an answer of null": [USER, {"role": "assistant", "content": None}, USER],
+    "a question without content": [{"role": "user"}],
+    "a question of null": user(None),
+    "a text part": user([{"type": "text", "text": "hi"}]),
+    "two text parts": user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
+    "no parts": user([]),
+    "a name": [{**USER, "name": "Ada"}],
+    "a name of null": [{**USER, "name": None}],
+    "calls of null": [USER, {"role": "assistant", "content": "x", "tool_calls": None}, USER],
+    "no calls": [USER, {"role": "assistant", "content": "x", "tool_calls": []}, USER],
+    "arguments as text": called(call(arguments='{"a": "x", "b": [1, {"c": null}]}')),
+    "arguments as an object": called(call(arguments={"a": "x"})),
+    "arguments that are empty": called(call(arguments="")),
+    "arguments of null": called(call(arguments=None)),
+    "arguments that are missing": called(call()),
+    "arguments that are not ASCII": called(call(arguments='{"a": "€ und ß"}')),
+    "two calls": called(call(arguments='{"a": 1}'), call(arguments='{"a": 2}')),
+    "a call without type": called({"id": "1", "function": {"name": "f", "arguments": "{}"}}),
+    "a call without id": called({"type": "function", "function": {"name": "f"}}),
+    "a result with a name": [*called(call())[:-1], {**RESULT, "name": "f"}],
+    "a result without id": [*called(call())[:-1], {"role": "tool", "content": "4"}],
+    "a result of null": [*called(call())[:-1], {**RESULT, "content": None}],
+    "a result in parts": [
+        *called(call())[:-1],
+        {**RESULT, "content": [{"type": "text", "text": "4"}]},
+    ],
+    "thoughts of before": [
+        USER,
+        {"role": "assistant", "content": "x", "reasoning_content": "y"},
+        USER,
+    ],
+    "tools of null": {"messages": [USER], "tools": None},
+    "no tools": tools(),
+    "a tool": tools(TOOL),
+    "a tool that is not to be called": tools(TOOL, tool_choice="none"),
+    "a tool that may be called": tools(TOOL, tool_choice="auto"),
+    "a choice of null": tools(TOOL, tool_choice=None),
+    "a tool without parameters": tools(tool()),
+    "a tool with parameters of null": tools(tool(parameters=None)),
+    "a tool with a description of null": tools(tool(description=None)),
+    "a tool without type": tools({"function": {"name": "f"}}),
+}
+# llama.cpp keeps tools in the prompt that are not to be called; MTPLlama leaves them out.
+OTHER_PROMPTS = ("a tool that is not to be called",)
+# What the sentence says before what was found.
+BROKEN: dict[str, tuple[Any, str]] = {
+    "no messages": ([], "messages: expected a list of messages"),
+    "messages of null": ({"messages": None}, "messages: expected a list of messages"),
+    "messages that are a text": ({"messages": "hi"}, "messages: expected a list of messages"),
+    "messages that are an object": ({"messages": USER}, "messages: expected a list of messages"),
+    "a message that is a text": ([USER, "hi"], "messages[1]: expected an object with a role"),
+    "a message of null": ([None], "messages[0]: expected an object with a role"),
+    "no role": ([{"content": "hi"}], "messages[0]: expected an object with a role"),
+    "a role that is a number": ([USER, {"role": 5}], "messages[1]: expected an object with a role"),
+    "a content that is a number": (
+        user(5),
+        "messages[0].content: expected text or a list of parts",
+    ),
+    "a content that is an object": (
+        user({"type": "text", "text": "hi"}),
+        "messages[0].content: expected text or a list of parts",
+    ),
+    "a part that is a text": (
+        user(["hi"]),
+        "messages[0].content[0]: expected a part of type text",
+    ),
+    "a part without type": (
+        user([{"text": "hi"}]),
+        "messages[0].content[0]: expected a part of type text",
+    ),
+    "a part of unknown type": (
+        user([{"type": "text", "text": "a"}, {"type": "smell", "smell": "b"}]),
+        "messages[0].content[1]: expected a part of type text",
+    ),
+    "a text part of null": (
+        user([{"type": "text", "text": None}]),
+        "messages[0].content[0].text: expected text",
+    ),
+    "a text part without text": (
+        user([{"type": "text"}]),
+        "messages[0].content[0].text: expected text",
+    ),
+    "calls that are a text": (
+        [USER, {"role": "assistant", "tool_calls": "f()"}],
+        "messages[1].tool_calls: expected a list of calls",
+    ),
+    "a call that is a text": (
+        called("f()"),
+        "messages[1].tool_calls[0]: expected a function with a name",
+    ),
+    "a call without function": (
+        called({"id": "1", "type": "function"}),
+        "messages[1].tool_calls[0]: expected a function with a name",
+    ),
+    "a call without name": (
+        called(call(), {"function": {"arguments": "{}"}}),
+        "messages[1].tool_calls[1]: expected a function with a name",
+    ),
+    **{
+        f"arguments that are {given!r}": (
+            called(call(arguments=given)),
+            "messages[1].tool_calls[0].function.arguments: expected a JSON object",
+        )
+        for given in ('{"a":', "[1]", "5", "null", "x", [1], 5, "{}}", "[" * 400)
+    },
+    "no question": ([SYSTEM], "messages: expected what the model's chat template can render"),
+    "only an answer": (
+        [{"role": "assistant", "content": "x"}, RESULT],
+        "messages: expected what the model's chat template can render",
+    ),
+    "a late system message": (
+        [USER, {"role": "assistant", "content": "x"}, SYSTEM, USER],
+        "messages[2]: expected what the model's chat template can render",
+    ),
+    "an unknown role": (
+        [USER, {"role": "wizard", "content": "x"}, USER],
+        "messages[1]: expected what the model's chat template can render",
+    ),
+    "tools that are a text": (
+        {"messages": [USER], "tools": "f"},
+        "tools: expected a list of tools",
+    ),
+    "tools that are an object": (
+        {"messages": [USER], "tools": TOOL},
+        "tools: expected a list of tools",
+    ),
+    "a tool that is a text": (tools("f"), "tools[0]: expected a function with a name"),
+    "a tool without function": (
+        tools(TOOL, {"type": "function"}),
+        "tools[1]: expected a function with a name",
+    ),
+    "a tool without name": (
+        tools({"type": "function", "function": {}}),
+        "tools[0]: expected a function with a name",
+    ),
+    "parameters that are a text": (
+        tools(tool(parameters="x")),
+        "tools[0].function.parameters: expected a JSON schema",
+    ),
+    **{
+        f"the choice {choice!r}": (
+            tools(TOOL, tool_choice=choice),
+            'tool_choice: expected "none", "auto", "required" or one of the tools (f)',
+        )
+        for choice in ("maybe", 5, {}, {"type": "function", "function": {"name": "g"}})
+    },
+    "a required call without tools": (
+        tools(tool_choice="required"),
+        'tool_choice: expected "none", "auto", "required" or one of the tools (there are none)',
+    ),
+}
+
+
+def request(given: Any) -> dict[str, Any]:
+    body = given if isinstance(given, dict) else {"messages": given}
+    return {**body, "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def strict(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with the template."""
+    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("strict") / "demo")
+    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
+    return models.gguf(folder, "F32", "F32")
+
+
+@pytest.fixture(scope="module")
+def python(strict: Path) -> Iterator[MTPLlama]:
+    with closing(MTPLlama(str(strict), n_ctx=2048, n_threads=1, n_threads_batch=1)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def port(patched_server: Path, strict: Path) -> Iterator[int]:
+    at = free_port()
+    with running(patched_server, strict, at, options=["--depth", 3]):
+        yield at
+
+
+def ask(port: int, path: str, body: Any) -> tuple[int, Any]:
+    url = f"http://127.0.0.1:{port}{path}"
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, json.dumps(body).encode()), timeout=TIMEOUT
+        ) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_what_is_valid_is_answered_alike(name: str, port: int, python: MTPLlama) -> None:
+    body = request(VALID[name])
+    status, found = ask(port, "/v1/chat/completions", body)
+    assert status == 200, found
+    wanted: Any = python.create_chat_completion(**body)
+    for answer in (found, wanted):
+        assert answer["object"] == "chat.completion"
+        assert answer["choices"][0]["message"]["role"] == "assistant"
+    if name in OTHER_PROMPTS:
+        return
+    assert found["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
+    for one, other in zip(found["choices"], wanted["choices"], strict=True):
+        assert one["message"]["content"] == other["message"]["content"]
+        assert one["finish_reason"] == other["finish_reason"]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_refused_with_the_same_sentence(
+    name: str, port: int, python: MTPLlama
+) -> None:
+    given, sentence = BROKEN[name]
+    body = request(given)
+    status, found = ask(port, "/v1/chat/completions", body)
+    assert (status, found["error"]["type"]) == (400, "invalid_request_error")
+    assert found["error"]["message"].startswith(sentence)
+    assert len(found["error"]["message"]) < 300
+    with pytest.raises(MtpGgufError) as refused:
+        python.create_chat_completion(**body)
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/responses"])
+def test_other_protocols_are_refused_alike(path: str, port: int) -> None:
+    messages = [{"role": "wizard", "content": "x"}]
+    body = {"messages": messages, "input": messages, "max_tokens": 4}
+    status, found = ask(port, path, body)
+    assert status == 400, found
+    assert "Jinja" not in found["error"]["message"]
+
+
+def test_the_function_that_is_chosen_is_the_one_that_is_called(port: int) -> None:
+    """Of two tools only the chosen one is in the grammar of the answer."""
+    given = [tool(name=name, parameters={"type": "object", "properties": {}}) for name in "fg"]
+    body = tools(*given, tool_choice={"type": "function", "function": {"name": "g"}})
+    status, found = ask(port, "/apply-template", body)
+    assert status == 200
+    assert "<tool>g</tool>" in found["prompt"]
+    assert "<tool>f</tool>" not in found["prompt"]

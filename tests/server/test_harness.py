@@ -1,0 +1,27 @@
+"""lm-evaluation-harness over the patched llama-server: the numbers of its `hf` backend."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from support.harness import check_completions
+from support.models import Models
+from support.real_server import running
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.ecosystem,
+    pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs the `ecosystem` extra"),
+]
+
+
+@pytest.mark.parametrize("tokenized", [True, False], ids=["ids", "text"])
+def test_local_completions_are_the_numbers_of_transformers(
+    tokenized: bool, patched_server: Path, models: Models, free_port: int, tmp_path: Path
+) -> None:
+    model = models.gguf("demo", "F32", "F32")
+    with running(patched_server, model, free_port, "--parallel", 2, options=["--depth", 3]):
+        check_completions(tmp_path, free_port, 4, tokenized_requests=tokenized)
