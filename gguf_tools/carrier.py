@@ -17,7 +17,7 @@ from .errors import RequestError
 from .fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
 from .format import ArrayRef, TensorSpec, Value, ValueType, lay_out
 from .head import CARRIED_FROM_KEY, OUTPUT_NORM_TENSOR, block_of, plain_shape
-from .model import SPLIT_KEYS, Metadata, Model, header_keys
+from .model import ACCEPTANCE_PREFIX, SPLIT_KEYS, Metadata, Model, header_keys
 from .nextn import CARRIED
 from .rewrite import OutputSpec, TensorCopy, copies, inserted
 from .shell import quoted
@@ -26,6 +26,7 @@ from .transplant import strip
 CARRIER = "glm4moe"
 _ADDED_KEY = "mtp_gguf.carrier.added_keys"
 _OWN_KEYS = "mtp_gguf."
+_LOST_KEYS = (_OWN_KEYS, ACCEPTANCE_PREFIX)
 _ARCHITECTURE_KEY = "general.architecture"
 _SIGMOID = 2  # llama_expert_gating_func_type
 _SCALINGS = ("none", "linear", "yarn")
@@ -152,7 +153,7 @@ def restores_to_the_byte(model: Model) -> bool:
     It is for a file of one shard that is laid out as llama.cpp and the gguf package do it.
     """
     file = model.first
-    lost = any(key in SPLIT_KEYS or key.startswith(_OWN_KEYS) for key in file.keys)
+    lost = any(key in SPLIT_KEYS or key.startswith(_LOST_KEYS) for key in file.keys)
     if lost or len(model.files) > 1:
         return False
     specs = [TensorSpec(t.name, t.shape, t.type) for t in file.tensors]
