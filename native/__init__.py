@@ -10,6 +10,7 @@ _PUBLIC = {
     "Head": "head",
     "MTPLlama": "llama",
     "MtpStats": "session",
+    "PromptReuse": "prompt_reuse",
     "Rollback": "session",
     "Session": "session",
     "ContextFullError": "errors",

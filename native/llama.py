@@ -8,6 +8,7 @@ import os
 import secrets
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -52,6 +53,7 @@ from .model_lock import ModelLock
 from .offload import check_device, check_gpu_layers, idle_cpu_moe, missing_gpu
 from .offload import tensor_overrides as override_array
 from .prompt_checkpoints import PromptCheckpoints
+from .prompt_reuse import PromptReuse, explain
 from .python_server import answer_mistakes_with_400, take_what_clients_send
 from .replay import keeps_snapshots, looks_up_by_default, looks_up_without_head
 from .runtime import llama_cpp, runtime
@@ -232,6 +234,7 @@ class MTPLlama(llama_cpp.Llama):
         self._store: SessionStore | None = None
         self._record: TokenLogprobs | None = None
         self._n_tokens = self._pictures = 0
+        self._prompt_reuse: PromptReuse | None = None
         if busy not in ("wait", "raise"):
             raise NativeError(f'busy: expected "wait" or "raise", found {busy!r}')
         if isinstance(lookup_files, str | bytes | os.PathLike):
@@ -541,6 +544,8 @@ class MTPLlama(llama_cpp.Llama):
             held = llama_cpp.llama_memory_seq_pos_max(self._ctx.memory, 0) + 1
             if held > session.length():
                 self._follow(length)
+        if length != self._n_tokens:
+            self._requires_eval = True  # the logits are those of another token
         self._n_tokens = length
 
     @property
@@ -561,6 +566,14 @@ class MTPLlama(llama_cpp.Llama):
     def mtp_stats(self) -> MtpStats:
         """Drafting statistics since the model was loaded or `session.reset_stats()`."""
         return NO_STATS if self._plain and not self._closed else self.session.stats()
+
+    @property
+    def prompt_reuse(self) -> PromptReuse | None:
+        """How much of the last prompt was evaluated already, and why no more; None before one.
+
+        A prompt of a completion with `echo` and `logprobs` is evaluated anew and is not counted.
+        """
+        return self._prompt_reuse
 
     @property
     def token_origin(self) -> int:
@@ -647,15 +660,31 @@ class MTPLlama(llama_cpp.Llama):
         """
         with self._model_lock.hold():
             self._check_open()
-            if self._requires_eval:
-                raise NativeError(
-                    "sample: expected the logits of the last token, which a loaded state, `reset` "
-                    "and `generate` do not leave, found none; call eval first"
-                )
+            self._check_logits("sample")
             token = super().sample(*args, **{**options, "idx": idx})
             if self._record is not None and self._plain and idx is not None:
                 self._record_scores(self._record, idx, token)
             return token
+
+    def _check_logits(self, method: str) -> None:
+        if self._requires_eval:
+            raise NativeError(
+                f"{method}: expected the logits of the last token, which a loaded state, `reset` "
+                "and `generate` do not leave, found none; call eval first"
+            )
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The logits of all evaluated tokens with logits_all=True, else those of the last one.
+
+        NativeError if these are not there, as for `sample`.
+        """
+        with self._model_lock.hold():
+            self._check_open()
+            if self._logits_all:
+                return cast("deque[list[float]]", super().eval_logits)
+            self._check_logits("eval_logits")
+            return deque([self._logits(-1).tolist()], maxlen=1)
 
     embed = _exclusive(llama_cpp.Llama.embed)
     # llama_cpp's handlers of pictures evaluate the prompt here, in several steps.
@@ -858,9 +887,9 @@ class MTPLlama(llama_cpp.Llama):
                 return
             if self._requires_eval:
                 raise NativeError("prompt: expected at least one token, found none")
-            self._requires_eval = True  # after a cycle the logits are not those of the last token
             forced: Sequence[int] | None = None
             while True:
+                self._requires_eval = True  # after a cycle the logits are not the last token's
                 sampled = self._sample_on(greedy, by_rejection, stepwise, failures)
                 try:
                     for token in sampled:
@@ -896,6 +925,7 @@ class MTPLlama(llama_cpp.Llama):
         """
         self._sync_session()
         state: Any = super().save_state()
+        state.mtp_logits_all = self._logits_all
         state.mtp_head = b""
         fed = self._head is not None and self._head.next_position()
         if fed or (self._max_lookup and self.session.length()):
@@ -909,13 +939,19 @@ class MTPLlama(llama_cpp.Llama):
         """Load a state, with that of the drafts if it has one (llama_cpp.Llama's states have none).
 
         Raises ContextFullError if it has more tokens than the context, RuntimeError if llama.cpp
-        rejects the state, which leaves nothing evaluated, and NativeError if the part of the drafts
-        is rejected, which leaves the trunk's state loaded.
+        rejects the state, which leaves nothing evaluated, and NativeError if it lacks logits that
+        this model needs, if it has fewer tokens than it says, or if the part of the drafts is
+        rejected, which leaves the trunk's state loaded.
         """
         if state.n_tokens > self.n_ctx():
             raise ContextFullError(
                 f"load_state: n_ctx: expected at least the {state.n_tokens} tokens of the state, "
                 f"found {self.n_ctx()}"
+            )
+        if self._logits_all and not getattr(state, "mtp_logits_all", True):
+            raise NativeError(
+                "load_state: expected the state of a model with logits_all=True, found one without "
+                "the logits of its tokens"
             )
         loaded = copy(state)
         loaded.input_ids = np.zeros(self.n_ctx(), np.intc)  # the state's may be of another n_ctx
@@ -928,6 +964,12 @@ class MTPLlama(llama_cpp.Llama):
             self.reset()
             raise
         self.session.sync()
+        if self.session.length() < state.n_tokens:
+            length = self.session.length()
+            self.reset()
+            raise NativeError(
+                f"load_state: expected a state of {state.n_tokens} tokens, found one of {length}"
+            )
         drafting = getattr(state, "mtp_head", b"")
         if drafting and (self._head is not None or self._max_lookup):
             with Checkpoint.from_bytes(drafting) as saved:
@@ -1026,8 +1068,10 @@ class MTPLlama(llama_cpp.Llama):
         again.
         """
         if not self._requires_eval and tokens == self._input_ids.tolist():
+            self._prompt_reuse = PromptReuse(len(tokens), len(tokens), "")
             return []  # the last token's logits are available
         common = shared_length(self._input_ids, tokens[:-1])
+        kept, shared, unfit = self.n_tokens, common, ""
         if self._store is not None and self.n_tokens - common >= MIN_CHECKPOINTED_PROMPT:
             self._store_session()
             common = min(common, self.n_tokens)
@@ -1037,12 +1081,13 @@ class MTPLlama(llama_cpp.Llama):
             common = self._shorten(common)
         if self._store is not None and len(tokens) - common >= MIN_CHECKPOINTED_PROMPT:
             self._n_tokens = common
-            common = self._store.load(self, tokens, common)
+            common, unfit = self._store.load(self, tokens, common)
         _check_text(tokens[common:])
         if common == 0:
             self.reset()
         self.n_tokens = common
         self._requires_eval = True
+        self._prompt_reuse = explain(len(tokens), common, kept, shared, unfit)
         return tokens[common:]
 
     def _shorten(self, most: int) -> int:

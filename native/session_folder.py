@@ -91,6 +91,20 @@ class SessionFolder:
                 matches.append(Match(path, length))
         return sorted(matches, key=lambda match: match.length, reverse=True)
 
+    def best(self, tokens: Sequence[int], reasons: Mapping[Path, str], *, more_than: int) -> str:
+        """Return the reason of the session with the most tokens of a prompt; "" if none has more.
+
+        reasons: why sessions were not loaded, by their paths.
+        """
+        found = ""
+        for path, reason in reasons.items():
+            with suppress(MtpGgufError):
+                saved = read_tokens(path)
+                length = 0 if saved is None else shared_length(tokens, saved[1])
+                if length > more_than:
+                    more_than, found = length, f"a session has {length} tokens of it: {reason}"
+        return found
+
     def used(self, path: Path) -> None:
         """Note that a session was used, so that others are removed before it."""
         with suppress(OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
@@ -74,16 +75,19 @@ class SessionStore:
             self._writable = False
             warnings.warn(f"session_dir: sessions are no longer saved: {error}", stacklevel=4)
 
-    def load(self, llm: MTPLlama, tokens: Sequence[int], known: int) -> int:
+    def load(self, llm: MTPLlama, tokens: Sequence[int], known: int) -> tuple[int, str]:
         """Load the session that spares the most of a prompt, if that is more than `known` tokens.
 
-        Returns how many tokens are evaluated now. A session that cannot be loaded is skipped.
+        Returns how many tokens are evaluated now, and why a session with more of them cannot be
+        loaded, "" if there is none. A session that cannot be loaded is skipped.
         """
+        unfit: dict[Path, str] = {}
 
         def fits(header: SessionHeader) -> bool:
             try:
                 check_identity(header.path, header.identity, self._identity)
-            except RequestError:
+            except RequestError as error:
+                unfit[header.path] = str(error)
                 return False
             return header.n_tokens < llm.n_ctx()
 
@@ -91,11 +95,13 @@ class SessionStore:
             try:
                 llm.load_session(match.path)
                 length = llm._shorten(match.length)
-            except MtpGgufError:
+            except MtpGgufError as error:
+                unfit[match.path] = str(error)
                 if llm.session.length() != known:
                     llm.reset()
                     known = 0
                 continue
             self._folder.used(match.path)
-            return length
-        return known
+            known = length
+            break
+        return known, self._folder.best(tokens, unfit, more_than=known)

@@ -30,7 +30,8 @@ class StateCache(llama_cpp.llama_cache.BaseLlamaCache):
         self._cache = cache
         self._n_ctx = llm.n_ctx()
         self._whole = continues_from_end_only(llm)
-        identity = json.dumps(identity_of(llm), sort_keys=True).encode()
+        settings = {**identity_of(llm), "logits_all": str(llm._logits_all)}  # in its states
+        identity = json.dumps(settings, sort_keys=True).encode()
         self._model = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
 
     @property

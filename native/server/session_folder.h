@@ -12,10 +12,12 @@
 #include "../src/session_fields.h"
 #include "server-task.h"
 #include "slot_state.h"
+#include "speculative_fields.h"
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <cstdlib>
@@ -28,6 +30,7 @@
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <unordered_map>
 #include <vector>
 
 #if !defined(_WIN32)
@@ -54,6 +57,7 @@ namespace fields {
     template <typename P> std::nullptr_t PARAMETERS##_##FIELD(const P &, long) { return nullptr; }
 #define MTP_IGNORE(...)
 MTP_SESSION_FIELDS(MTP_GET, MTP_GET, MTP_IGNORE)
+MTP_SPECULATIVE_FIELDS(MTP_GET, MTP_IGNORE)
 } // namespace fields
 
 // A file that the system could not read or memory could not hold, which may pass.
@@ -62,14 +66,14 @@ struct PassingError : std::runtime_error {
 };
 
 // A session file, through mtp.h: what that refuses is thrown with its sentence.
-class SessionFile {
+class SessionReader {
 public:
-    explicit SessionFile(const std::filesystem::path & path) {
+    explicit SessionReader(const std::filesystem::path & path) {
         check(mtp_session_file_open(path.u8string().c_str(), &file_));
         mtp_session_file_get_info(file_, &info_);
     }
-    ~SessionFile() { mtp_session_file_close(file_); }
-    SessionFile(const SessionFile &) = delete;
+    ~SessionReader() { mtp_session_file_close(file_); }
+    SessionReader(const SessionReader &) = delete;
 
     static void check(mtp_status status) {
         if (status == MTP_ERROR_FILE || status == MTP_ERROR_MEMORY) {
@@ -115,8 +119,8 @@ public:
         if (params.cache_ram_mib == 0) {
             throw std::runtime_error("sessions come from the prompt cache in memory, which --cache-ram 0 switches off");
         }
-        if (!params.lora_adapters.empty() || !params.control_vectors.empty()) {
-            throw std::runtime_error("sessions do not record LoRA adapters and control vectors, which change what is computed");
+        if (!params.lora_adapters.empty()) {
+            throw std::runtime_error("sessions do not record the scales of LoRA adapters, which each request may change");
         }
         if (std::filesystem::create_directories(folder_)) {
             std::filesystem::permissions(folder_, std::filesystem::perms::owner_all);
@@ -143,7 +147,7 @@ public:
     // Has a copy of a conversation written, by another thread, unless a file has exactly these tokens.
     void save(const server_prompt_cache_state & state) {
         const size_t n_tokens = state.prompt.tokens.size();
-        if (failed_ || n_tokens < least_tokens) {
+        if (is_paused() || n_tokens < least_tokens) {
             return;
         }
         try {
@@ -167,7 +171,7 @@ public:
     void save_idle(const Slots & slots) {
         decodes_ = std::any_of(slots.begin(), slots.end(), [](const auto & slot) { return slot.is_processing(); });
         const int64_t now = ggml_time_us();
-        if (failed_ || now < next_copy_us_) {
+        if (is_paused() || now < next_copy_us_) {
             return;
         }
         for (const auto & slot : slots) {
@@ -245,9 +249,12 @@ public:
             lock.lock();
             const auto known = known_.find(name);
             if (known != known_.end()) {
+                known->second.unusable = std::move(known->second.tokens);
                 known->second.tokens   = server_tokens();
-                known->second.again_us = is_passing(error) ? ggml_time_us() + retry_us : INT64_MAX;
-                next_scan_us_          = std::min(next_scan_us_, known->second.again_us);
+                known->second.reason   = "unreadable";
+                known->second.why      = without_folder(error.what());
+                seen_[name].again_us   = is_passing(error) ? ggml_time_us() + retry_us : INT64_MAX;
+                next_scan_us_          = std::min(next_scan_us_, seen_[name].again_us);
             }
             return;
         }
@@ -259,8 +266,34 @@ public:
         prompt.clear();
     }
 
-private:
+    // Tells `consider` what a request for `tokens` could not use: the number of tokens that it shares, the reason, a sentence.
+    // Returns a sentence on a session that cannot be read, and may be of these tokens; "" if there is none.
+    template <typename F> std::string explain(const server_tokens & tokens, F consider) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        std::string unreadable;
+        for (const auto & item : known_) {
+            const Known & known = item.second;
+            const size_t  n     = known.tokens.size();
+            if (!known.unusable.empty()) {
+                consider(known.unusable.get_common_prefix(tokens), known.reason, "session " + item.first + " has more of it, but cannot be continued: " + known.why);
+            } else if (n > 0) {
+                consider(known.tokens.get_common_prefix(tokens), n > n_ctx_ ? "context" : "share",
+                         string_format("a session of %zu tokens has more of it, but %s", n, n > n_ctx_ ? "the context has no room for it" : "too little to be taken"));
+            } else if (!strcmp(known.reason, "unreadable")) {
+                unreadable = known.why;
+            }
+        }
+        for (const auto & removed : removed_) {
+            consider(removed.get_common_prefix(tokens), "evicted",
+                     string_format("a session of %zu tokens that has more of it was removed from the folder to make room", removed.size()));
+        }
+        return unreadable;
+    }
+
     static constexpr size_t  least_tokens = 256;       // fewer are read as fast as a file
+
+private:
+    static constexpr size_t  most_removed = 64;        // sessions that are remembered
     static constexpr float   least_share  = 0.25f;     // of a conversation, which is not restored for less
     static constexpr int64_t idle_us      = 2'000'000; // until a new conversation is written
     static constexpr int64_t copy_share   = 50;        // times the time of a copy until the next one
@@ -269,6 +302,7 @@ private:
     static constexpr int64_t scan_us      = 10'000'000; // until the folder is read again, if nothing appeared or vanished
     static constexpr int64_t settled_us   = 2'000'000; // as scan_us, after something did
     static constexpr int64_t retry_us     = 1'000'000; // until a file is read again that could not be read
+    static constexpr int64_t pause_us    = 5'000'000; // until files are written again after one could not be
     static constexpr int64_t strange_us   = 1'000;     // that each look spends on files that turn out to be of no use
     static constexpr int32_t program      = 2; // of mtp_session_file_info
 
@@ -281,10 +315,20 @@ private:
     };
 
     // A file with the name of a session. It is read again when it changes or, if it could not be read, after a while.
+    struct Seen {
+        Stamp    stamp;                // when it was read
+        bool     is_read  = false;
+        int64_t  again_us = INT64_MAX; // when it is read again all the same
+        uint64_t look     = 0;         // the last one that found it
+    };
+
+    // A session.
     struct Known {
-        Stamp         stamp;
-        server_tokens tokens;               // none of what is damaged, or of another model
-        int64_t       again_us = INT64_MAX; // when it is read again all the same
+        bool          is_session = false;   // or a file that cannot be opened, which may be one
+        server_tokens tokens;               // none of what cannot be continued
+        const char *  reason = "";          // why it cannot be (cache_miss.h), if it is a session,
+        std::string   why;                  // in a sentence,
+        server_tokens unusable;             // and its tokens, if they are known
     };
 
     // What is known of a slot since it was last used.
@@ -300,11 +344,8 @@ private:
         const auto add = [&](const std::string & name, const std::string & value) {
             identity.emplace_back(printable(name, 255), printable(value, 4095));
         };
-        const auto & spec = params.speculative;
-        std::string types;
-        for (const auto type : spec.types) {
-            types += (types.empty() ? "" : ",") + common_speculative_type_to_str(type);
-        }
+        const auto & speculative = params.speculative;
+        const auto & draft       = speculative.draft;
         const char * kernels = getenv("MTP_GGUF_KERNELS"); // 0: none of ours
         add("program", "llama-server");
         add("state", std::to_string(LLAMA_STATE_SEQ_VERSION));
@@ -313,10 +354,16 @@ private:
         add("system", llama_print_system_info());
         add("model", files_text(params.model.path));
         add("mmproj", files_text(params.mmproj.path));
-        add("draft", files_text(spec.draft.mparams.path));
-        add("speculative", string_format("%s, fused %d, vocabulary %d, cells %d, cache %s %s", types.c_str(),
-                                         int(spec.draft.fused), int(spec.draft.n_vocab), int(spec.need_n_rs_seq()),
-                                         ggml_type_name(spec.draft.cache_type_k), ggml_type_name(spec.draft.cache_type_v)));
+        add("draft", files_text(draft.mparams.path));
+        add("cells", std::to_string(speculative.need_n_rs_seq()));
+#define MTP_ADD(PARAMETERS, FIELD) add(#FIELD, text(fields::PARAMETERS##_##FIELD(PARAMETERS, 0)));
+#define MTP_ADD_DRAFTING(PARAMETERS, FIELD) add(#PARAMETERS " " #FIELD, text(fields::PARAMETERS##_##FIELD(PARAMETERS, 0)));
+        MTP_SPECULATIVE_FIELDS(MTP_ADD_DRAFTING, MTP_IGNORE)
+        for (const auto & vector : params.control_vectors) {
+            add(string_format("control vector %zu", &vector - params.control_vectors.data()),
+                files_text(vector.fname) + string_format(" times %.9g in layers %d to %d", vector.strength,
+                                                         params.control_vector_layer_start, params.control_vector_layer_end));
+        }
         const llama_model_params   model   = common_model_params_to_llama(params);
         const llama_context_params context = common_context_params_to_llama(params);
         bool has_gpu = false;
@@ -324,7 +371,6 @@ private:
             const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
             has_gpu = has_gpu || (type != GGML_BACKEND_DEVICE_TYPE_CPU && type != GGML_BACKEND_DEVICE_TYPE_ACCEL);
         }
-#define MTP_ADD(PARAMETERS, FIELD) add(#FIELD, text(fields::PARAMETERS##_##FIELD(PARAMETERS, 0)));
 #define MTP_ADD_WITH_GPU(PARAMETERS, FIELD) if (has_gpu) { MTP_ADD(PARAMETERS, FIELD) }
         MTP_SESSION_FIELDS(MTP_ADD, MTP_ADD_WITH_GPU, MTP_IGNORE)
         char architecture[128] = "", original[32];
@@ -381,6 +427,15 @@ private:
     // The value of a parameter.
     static std::string text(std::nullptr_t) { return ""; }
     static std::string text(float value) { return string_format("%.9g", value); }
+    static std::string text(double value) { return string_format("%.17g", value); }
+    static std::string text(common_speculative_type value) { return common_speculative_type_to_str(value); }
+    template <typename T> static std::string text(const std::vector<T> & values) {
+        std::string all;
+        for (const T & value : values) {
+            all += (all.empty() ? "" : ",") + text(value);
+        }
+        return all;
+    }
     static std::string text(ggml_type value) { return ggml_type_name(value); }
     template <typename T, std::enable_if_t<(std::is_integral_v<T> || std::is_enum_v<T>), int> = 0>
     static std::string text(T value) {
@@ -435,38 +490,34 @@ private:
 
     // Files ---------------------------------------------------------------------------------------------------------------
 
-    // Throws unless it is a session of llama-server.
-    server_tokens read_tokens(const SessionFile & file) const {
-        if (file.info().program != program) {
-            throw std::runtime_error("expected a session of llama-server, found one of MTPLlama");
-        }
+    // Of any model: they may be none of this one's.
+    server_tokens unchecked_tokens(const SessionReader & file) const {
         const auto data = file.read(0);
         llama_tokens packed(data.size() / sizeof(llama_token));
         memcpy(packed.data(), data.data(), packed.size() * sizeof(llama_token));
         server_tokens tokens = server_tokens::deserialize(packed, has_media_);
-        if (tokens.size() != (size_t) file.info().n_tokens || tokens.empty() || !tokens.validate(ctx_)) {
-            throw std::runtime_error("tokens: expected those of this model, found others");
-        }
         tokens.owner = file.info().owner;
         return tokens;
     }
 
+    // Throws unless it is a session of llama-server.
+    server_tokens read_tokens(const SessionReader & file) const {
+        if (file.info().program != program) {
+            throw std::runtime_error("expected a session of llama-server, found one of MTPLlama");
+        }
+        server_tokens tokens = unchecked_tokens(file);
+        if (tokens.size() != (size_t) file.info().n_tokens || tokens.empty() || !tokens.validate(ctx_)) {
+            throw std::runtime_error("tokens: expected those of this model, found others");
+        }
+        return tokens;
+    }
+
     server_prompt_cache_state read(const std::string & name) const {
-        const SessionFile file(folder_ / name);
+        const SessionReader file(folder_ / name);
         server_prompt_cache_state state;
         state.prompt.tokens = read_tokens(file);
         unpack_slot(file.read(1), state);
         return state;
-    }
-
-    // What is in the folder; less where it cannot be read.
-    std::vector<std::filesystem::directory_entry> entries() const {
-        std::vector<std::filesystem::directory_entry> found;
-        std::error_code error;
-        for (std::filesystem::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
-            found.push_back(*at);
-        }
-        return found;
     }
 
     static bool is_passing(const std::exception & error) {
@@ -499,31 +550,61 @@ private:
     }
 #endif
 
-    // The names of sessions in the folder, in order, with the numbers of their files, which differ where one replaces another;
-    // false if the folder cannot be read.
-    bool list(std::vector<std::pair<std::string, uint64_t>> & found) const {
+    // Names, in one text, with the numbers of their files, which differ where one replaces another.
+    struct Names {
+        std::string                              text;
+        std::vector<std::pair<size_t, uint64_t>> items; // begin of a name that ends with a zero, number
+
+        const char * name(size_t i) const { return text.c_str() + items[i].first; }
+    };
+
+    // Lists the names in the folder that end so; false, with the reason in errno, if it cannot be read.
+    bool list(const std::string & suffix, bool hidden, Names & found) const {
+        const auto add = [&](const char * name, uint64_t id) {
+            const size_t length = strlen(name);
+            if (length > suffix.size() && suffix == name + length - suffix.size() && (name[0] == '.') == hidden) {
+                found.items.emplace_back(found.text.size(), id);
+                found.text.append(name, length + 1);
+            }
+        };
 #if !defined(_WIN32)
         DIR * const dir = opendir(folder_.c_str());
         if (!dir) {
             return false;
         }
         while (const dirent * entry = readdir(dir)) {
-            const size_t length = strlen(entry->d_name);
-            if (length > 8 && entry->d_name[0] != '.' && !strcmp(entry->d_name + length - 8, ".session")) {
-                found.emplace_back(entry->d_name, (uint64_t) entry->d_ino);
-            }
+            add(entry->d_name, (uint64_t) entry->d_ino);
         }
         closedir(dir);
 #else
-        for (const auto & entry : entries()) {
-            const std::string name = entry.path().filename().u8string();
-            if (entry.path().extension() == ".session" && name[0] != '.') {
-                found.emplace_back(name, 0);
-            }
+        std::error_code error;
+        for (std::filesystem::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
+            add(at->path().filename().u8string().c_str(), 0);
+        }
+        if (error) {
+            errno = EIO;
+            return false;
         }
 #endif
-        std::sort(found.begin(), found.end());
         return true;
+    }
+
+    // Whether a file begins as sessions do, those of other programs and versions, and damaged ones, included. Others are not
+    // ours to remove.
+    static bool begins_as_session(const std::filesystem::path & path) {
+        char magic[8] = {};
+#if !defined(_WIN32)
+        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // without waiting for a pipe's other end
+        if (fd < 0 || ::read(fd, magic, sizeof(magic)) < 0) {
+            magic[0] = 0;
+        }
+        if (fd >= 0) {
+            close(fd);
+        }
+#else
+        std::ifstream(path, std::ios::binary).read(magic, sizeof(magic));
+#endif
+        return !memcmp(magic, "mtpsess", sizeof(magic));
     }
 
     // Looks for files of this model that appeared, changed or vanished, by the thread that decodes alone. Files are read without
@@ -539,8 +620,8 @@ private:
         while (!unread_.empty() && most_us > 0) {
             const auto item = std::move(unread_.back());
             unread_.pop_back();
-            const auto known = known_.find(item.second);
-            if (known == known_.end() || !(known->second.stamp == item.first) || known->second.again_us <= start) {
+            const auto seen = seen_.find(item.second);
+            if (seen != seen_.end() && (!seen->second.is_read || !(seen->second.stamp == item.first) || seen->second.again_us <= start)) {
                 most_us -= read_known(lock, item.second, item.first);
             }
         }
@@ -551,27 +632,40 @@ private:
     void look(std::unique_lock<std::mutex> & lock, int64_t start, bool same) {
         const bool stats_all = start >= next_stats_us_;
         lock.unlock();
-        std::vector<std::pair<std::string, uint64_t>> names;
-        const bool is_listed = list(names);
+        Names names;
+        const bool        is_listed = list(".session", false, names);
+        const std::string reason    = strerror(errno);
         lock.lock();
         next_scan_us_ = start + (!is_listed || !same ? settled_us : scan_us);
+        if (is_listed != is_listed_) {
+            is_listed_ = is_listed;
+            SRV_WRN("sessions: %s %s\n", folder_.u8string().c_str(), is_listed ? "can be read again" : ("cannot be read: " + reason).c_str());
+        }
         if (!is_listed) {
             return;
         }
         next_stats_us_ = stats_all ? start + scan_us : next_stats_us_;
         unread_.clear();
-        std::map<std::string, Known> now;
-        for (auto & item : names) {
-            const auto known = known_.find(item.first);
-            if (known == known_.end() || known->second.stamp.id != item.second || known->second.again_us <= start || stats_all) {
-                unread_.push_back({ { 0, item.second, 0 }, item.first });
+        looks_++;
+        std::string name;
+        for (size_t i = 0; i < names.items.size(); i++) {
+            name = names.name(i);
+            Seen & seen = seen_[name];
+            const uint64_t id = names.items[i].second;
+            if (!seen.is_read || seen.stamp.id != id || seen.again_us <= start || stats_all) {
+                unread_.push_back({ { 0, id, 0 }, name });
             }
-            if (known != known_.end()) {
-                next_scan_us_ = std::min(next_scan_us_, std::max(known->second.again_us, start + retry_us));
-                now.insert(now.end(), { std::move(item.first), std::move(known->second) });
+            next_scan_us_ = std::min(next_scan_us_, std::max(seen.again_us, start + retry_us));
+            seen.look = looks_;
+        }
+        for (auto seen = seen_.begin(); seen_.size() > names.items.size() && seen != seen_.end();) {
+            if (seen->second.look == looks_) {
+                ++seen;
+            } else {
+                known_.erase(seen->first);
+                seen = seen_.erase(seen);
             }
         }
-        known_ = std::move(now);
         lock.unlock();
         for (auto & item : unread_) {
             const uint64_t id = item.first.id;
@@ -587,23 +681,69 @@ private:
         const int64_t start = ggml_time_us();
         Known known;
         bool  passing = false;
-        known.stamp = stamp;
         lock.unlock();
         try {
-            const SessionFile file(folder_ / name);
-            if (file.info().nbytes <= memory_ && file.identity() == identity_) {
-                known.tokens = read_tokens(file);
+            const SessionReader file(folder_ / name);
+            known.is_session = true;
+            if (file.info().program == program) {
+                note(known, file);
             }
         } catch (const std::exception & error) {
-            passing = is_passing(error);
+            passing          = is_passing(error);
+            known.is_session = known.is_session || begins_as_session(folder_ / name);
+            known.reason     = known.is_session || passing ? "unreadable" : "";
+            known.why        = without_folder(error.what());
         }
         lock.lock();
         const bool useless = known.tokens.empty();
-        if (passing) {
-            known.again_us = start + retry_us;
+        seen_[name] = { stamp, true, passing ? start + retry_us : INT64_MAX, looks_ };
+        known_.erase(name);
+        if (known.is_session || passing) {
+            known_.emplace(name, std::move(known));
         }
-        known_.insert_or_assign(name, std::move(known));
         return useless ? ggml_time_us() - start : 0;
+    }
+
+    // Notes the tokens of a session of llama-server, and why it cannot be continued.
+    void note(Known & known, const SessionReader & file) const {
+        const uint64_t nbytes = file.info().nbytes;
+        known.why    = difference(file.identity());
+        known.reason = "identity";
+        if (known.why.empty() && nbytes > memory_) {
+            known.reason = "memory";
+            known.why    = string_format("expected %llu bytes or fewer, found %llu", (unsigned long long) memory_, (unsigned long long) nbytes);
+        }
+        if (known.why.empty()) {
+            known.tokens = read_tokens(file);
+        } else if ((size_t) file.info().n_tokens <= n_ctx_) {
+            known.unusable = unchecked_tokens(file);
+        }
+    }
+
+    // The first field in which the identity of a file is another one; "" if it is the same.
+    std::string difference(const SessionIdentity & found) const {
+        const auto value_of = [](const SessionIdentity & identity, const std::string & name) {
+            const auto field = std::find_if(identity.begin(), identity.end(), [&](const auto & item) { return item.first == name; });
+            return field == identity.end() ? "none" : field->second;
+        };
+        for (const SessionIdentity * identity : { &identity_, &found }) {
+            for (const auto & field : *identity) {
+                const std::string expected = value_of(identity_, field.first), other = value_of(found, field.first);
+                if (expected != other) {
+                    return field.first + ": expected " + expected + ", found " + other;
+                }
+            }
+        }
+        return found == identity_ ? "" : "fields: expected them in another order";
+    }
+
+    // A sentence without the folder's path, which clients need not know.
+    std::string without_folder(std::string sentence) const {
+        const std::string path = (folder_ / "").u8string();
+        for (size_t at; (at = sentence.find(path)) != std::string::npos;) {
+            sentence.erase(at, path.size());
+        }
+        return sentence;
     }
 
     // The most tokens of a conversation that a file has, which is then noted as used. Called with the mutex.
@@ -635,6 +775,9 @@ private:
     std::string find_better(std::unique_lock<std::mutex> & lock, std::pair<float, float> best, const server_tokens & tokens) {
         scan(lock, strange_us);
         std::string name;
+        if (!is_listed_) {
+            return name;
+        }
         for (const auto & item : known_) {
             const auto other = shares(item.second.tokens, tokens);
             if (item.second.tokens.size() <= n_ctx_ && other.first >= std::max(least_share, best.first) && other.second > best.second) {
@@ -647,15 +790,15 @@ private:
 
     // Notes a file as used, which is no change of it. Called with the mutex.
     void touch(const std::string & name) {
-        const auto known = known_.find(name);
+        const auto seen = seen_.find(name);
         Stamp      before, after;
-        if (known == known_.end() || !stamp_of(folder_ / name, before)) {
+        if (seen == seen_.end() || !stamp_of(folder_ / name, before)) {
             return;
         }
         std::error_code error;
         std::filesystem::last_write_time(folder_ / name, std::filesystem::file_time_type::clock::now(), error);
-        if (known->second.stamp == before && stamp_of(folder_ / name, after) && after.id == before.id) {
-            known->second.stamp = after;
+        if (seen->second.stamp == before && stamp_of(folder_ / name, after) && after.id == before.id) {
+            seen->second.stamp = after;
         }
     }
 
@@ -683,21 +826,24 @@ private:
         WriterLock(const WriterLock &) = delete;
     };
 
-    // Of servers that were killed while they wrote, and not of one that writes: it may be about to lock the file.
-    void remove_leftovers() const {
-        for (const auto & entry : entries()) {
-            if (entry.path().extension() != ".part") {
-                continue;
-            }
+    // Removes unfinished files of servers that were killed while they wrote, and not of one that writes: it may be about to lock
+    // the file. Returns the bytes of those that stay.
+    uint64_t remove_leftovers() const {
+        uint64_t left = 0;
+        Names names;
+        list(".part", true, names);
+        for (size_t i = 0; i < names.items.size(); i++) {
+            const auto path = folder_ / std::filesystem::u8path(names.name(i));
             std::error_code error;
-            const auto age = std::filesystem::file_time_type::clock::now() - entry.last_write_time(error);
-            if (error) {
-                continue;
-            }
-            if (age > std::chrono::minutes(10) || (age > std::chrono::seconds(1) && WriterLock(entry.path()).held)) {
-                std::filesystem::remove(entry.path(), error);
+            const auto age = std::filesystem::file_time_type::clock::now() - std::filesystem::last_write_time(path, error);
+            if (!error && (age > std::chrono::minutes(10) || (age > std::chrono::seconds(1) && WriterLock(path).held))) {
+                std::filesystem::remove(path, error);
+            } else {
+                const auto size = std::filesystem::file_size(path, error);
+                left += error ? 0 : size;
             }
         }
+        return left;
     }
 
     // Writing -------------------------------------------------------------------------------------------------------------
@@ -706,6 +852,7 @@ private:
 #if defined(__linux__)
         setpriority(PRIO_PROCESS, (id_t) syscall(SYS_gettid), 19); // the CPUs are for tokens
 #endif
+        bool fails = false; // the last time
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
             changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
@@ -714,11 +861,20 @@ private:
             }
             const server_prompt_cache_state & next = waiting_.front();
             lock.unlock();
-            try {
-                write(next);
-            } catch (const std::exception & error) {
-                SRV_WRN("sessions are no longer written: %s\n", error.what());
-                failed_ = true;
+            if (!is_paused()) {
+                try {
+                    errno = 0;
+                    if (write(next) && fails) {
+                        SRV_INF("%s", "sessions are written again\n");
+                        fails = false;
+                    }
+                } catch (const std::exception & error) {
+                    if (!fails) {
+                        SRV_WRN("sessions are not written until that passes: %s%s%s\n", error.what(), errno ? ": " : "", errno ? strerror(errno) : "");
+                    }
+                    fails          = true;
+                    write_again_us_ = ggml_time_us() + pause_us;
+                }
             }
             lock.lock();
             waiting_.pop_front();
@@ -734,16 +890,14 @@ private:
         }
         const mtp_session_file_info info = { 0, owner, program, n_tokens, 2, (int32_t) fields.size(), nullptr, 0 };
         size_t size = 0;
-        SessionFile::check(mtp_session_file_header("a session", &info, sections, fields.data(), nullptr, 0, &size));
+        SessionReader::check(mtp_session_file_header("a session", &info, sections, fields.data(), nullptr, 0, &size));
         std::vector<uint8_t> header(size);
-        SessionFile::check(mtp_session_file_header("a session", &info, sections, fields.data(), header.data(), size, &size));
+        SessionReader::check(mtp_session_file_header("a session", &info, sections, fields.data(), header.data(), size, &size));
         return header;
     }
 
-    void write(const server_prompt_cache_state & session) {
-        if (failed_) {
-            return;
-        }
+    // Returns whether there is room for it. Throws if it cannot be written.
+    bool write(const server_prompt_cache_state & session) {
         const std::vector<char> tokens = session.prompt.tokens.serialize();
         const int32_t n_tokens = (int32_t) session.prompt.tokens.size();
         mtp_session_section sections[2] = {};
@@ -757,14 +911,14 @@ private:
         const std::vector<uint8_t> header = header_of(session.prompt.tokens.owner, n_tokens, sections);
         const uint64_t size = sections[1].offset + sections[1].nbytes;
         if (size > limit_) {
-            return;
+            return false;
         }
         char name[32];
         snprintf(name, sizeof(name), "server-%08x%08x", sections[0].checksum, crc32(header.data(), header.size()));
         const std::string file_name = std::string(name) + ".session";
         if (!make_room(size)) {
             SRV_INF("%s", "sessions: unfinished files leave no room for another one\n");
-            return;
+            return false;
         }
         const auto part = folder_ / ("." + std::string(name) + "-" + std::to_string((uint64_t) ggml_time_us()) + ".part");
         try {
@@ -783,8 +937,11 @@ private:
             file.close();
             std::filesystem::rename(part, folder_ / file_name);
             const std::lock_guard<std::mutex> known_lock(mutex_);
-            Known known;
-            if (stamp_of(folder_ / file_name, known.stamp)) {
+            Stamp stamp;
+            if (stamp_of(folder_ / file_name, stamp)) {
+                seen_[file_name] = { stamp, true, INT64_MAX, looks_ };
+                Known known;
+                known.is_session = true;
                 known.tokens = session.prompt.tokens.clone();
                 known_.insert_or_assign(file_name, std::move(known));
             }
@@ -794,7 +951,11 @@ private:
             throw;
         }
         remove_beginnings(session.prompt.tokens);
+        return true;
     }
+
+    // Whether writing failed a short time ago, as on a full disk.
+    bool is_paused() const { return ggml_time_us() < write_again_us_; }
 
     // What a thread has done since its last rest.
     struct Work {
@@ -833,37 +994,50 @@ private:
     }
 
     // Removes the sessions that were not used for the longest time, of any model, until `size` bytes fit. Unfinished files
-    // count, too; false if these leave no room.
-    bool make_room(uint64_t size) const {
-        remove_leftovers();
-        struct File {
-            std::filesystem::file_time_type time;
-            uint64_t                        size;
-            std::filesystem::path           path;
-        };
-        std::vector<File> files;
-        uint64_t all = size;
-        for (const auto & entry : entries()) {
-            std::error_code gone;
-            const File file = { entry.last_write_time(gone), entry.file_size(gone), entry.path() };
-            if (gone || (file.path.extension() != ".session" && file.path.extension() != ".part")) {
-                continue;
-            }
-            all += file.size;
-            if (file.path.extension() == ".session") {
-                files.push_back(file);
+    // count, too; false if these leave no room. Strangers do not count, and stay.
+    bool make_room(uint64_t size) {
+        std::vector<std::pair<Stamp, std::string>> files;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            for (const auto & item : known_) {
+                if (item.second.is_session) {
+                    files.emplace_back(Stamp(), item.first);
+                }
             }
         }
-        std::sort(files.begin(), files.end(), [](const File & a, const File & b) { return a.time < b.time; });
-        for (const File & file : files) {
+        uint64_t all = size + remove_leftovers();
+        for (auto & file : files) {
+            stamp_of(folder_ / file.second, file.first);
+            all += file.first.size;
+        }
+        std::sort(files.begin(), files.end(), [](const auto & a, const auto & b) { return a.first.time < b.first.time; });
+        for (const auto & file : files) {
             if (all <= limit_) {
                 break;
             }
             std::error_code error;
-            std::filesystem::remove(file.path, error);
-            all -= file.size;
+            if (begins_as_session(folder_ / file.second)) { // still
+                std::filesystem::remove(folder_ / file.second, error);
+                forget(file.second);
+            }
+            all -= file.first.size;
         }
         return all <= limit_;
+    }
+
+    // Notes that a session was removed to make room.
+    void forget(const std::string & name) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto known = known_.find(name);
+        if (known == known_.end()) {
+            return;
+        }
+        removed_.push_back(std::move(known->second.tokens));
+        if (removed_.size() > most_removed) {
+            removed_.pop_front();
+        }
+        known_.erase(known);
+        seen_.erase(name);
     }
 
     // Removes the files whose conversations `tokens` continues.
@@ -874,6 +1048,7 @@ private:
             if (size > 0 && size < tokens.size() && item->second.tokens.get_common_prefix(tokens) == size) {
                 std::error_code error;
                 std::filesystem::remove(folder_ / item->first, error);
+                seen_.erase(item->first);
                 item = known_.erase(item);
             } else {
                 ++item;
@@ -889,16 +1064,20 @@ private:
     const size_t                 n_ctx_;
     const bool                   has_media_;
 
-    std::map<std::string, Known> known_;   // by their names
-    Stamp                        scanned_; // the folder's at the last scan
+    std::unordered_map<std::string, Seen> seen_; // by their names
+    std::map<std::string, Known> known_;   // as many of them as are sessions
+    std::deque<server_tokens>    removed_; // tokens of the sessions that were removed to make room
+    uint64_t                     looks_     = 0;    // so far
+    bool                         is_listed_ = true; // at the last look; these five are of the thread that decodes
+    Stamp                        scanned_;          // the folder's then
     std::vector<std::pair<Stamp, std::string>> unread_; // to be read, the newest last
     int64_t                      next_scan_us_  = 0;
-    int64_t                      next_stats_us_ = 0; // of all files; these four are of the thread that decodes
+    int64_t                      next_stats_us_ = 0;    // of all files
     std::deque<server_prompt_cache_state> waiting_; // to be written, the first one at the moment
     bool                         ends_ = false;
-    std::atomic<bool>            failed_{ false };
+    std::atomic<int64_t>         write_again_us_{ 0 };
     std::atomic<bool>            decodes_{ false }; // any slot, after the last batch
-    std::mutex                   mutex_;   // of known_, waiting_ and ends_
+    std::mutex                   mutex_;   // of seen_, known_, removed_, looks_, waiting_ and ends_
     std::condition_variable      changed_; // waiting_ or ends_
     std::thread                  writer_;
 

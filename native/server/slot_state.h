@@ -14,6 +14,7 @@
 #include "speculative.h"
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -105,6 +106,16 @@ bool asks_for_slot_of_another_key(const server_task & task, const Slots & slots)
         }
     }
     return false;
+}
+
+// Whether a task of /slots names what is no file: a pipe would hold up all slots, and a device may have no end.
+inline bool asks_for_no_file(const server_task & task) {
+    if (task.type != SERVER_TASK_TYPE_SLOT_SAVE && task.type != SERVER_TASK_TYPE_SLOT_RESTORE) {
+        return false;
+    }
+    std::error_code error;
+    const auto type = std::filesystem::status(std::filesystem::u8path(task.slot_action.filepath), error).type();
+    return type != std::filesystem::file_type::regular && type != std::filesystem::file_type::not_found;
 }
 
 struct SlotTrailer {

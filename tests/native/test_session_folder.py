@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -403,3 +404,35 @@ def test_nothing_is_lost_that_fits(models: Models, tmp_path: Path, n_talks: int)
         for turns in talks:
             prompt, want = turns[1]
             assert answer(llm, prompt) == (want, 2)  # the last token of the answer, and a new one
+
+
+def test_why_a_prompt_was_read_again(dial: Dial, tmp_path: Path) -> None:
+    """The sentence of each way to reuse a part of a prompt."""
+    folder, path = tmp_path / "sessions", str(dial("tiny"))
+    prompt = [(7 * n) % 50 + 3 for n in range(400)]
+    options: dict[str, Any] = {"depth": 2, "n_ctx": 1024, "session_dir": folder, "verbose": False}
+
+    def reuse(llm: MTPLlama, tokens: list[int]) -> tuple[int, str]:
+        list(itertools.islice(llm.generate(tokens, temp=0.0), 2))
+        found = llm.prompt_reuse
+        assert found is not None
+        assert found.tokens == len(tokens)
+        return found.reused, found.why
+
+    with closing(MTPLlama(path, **options)) as llm:
+        assert llm.prompt_reuse is None
+        assert reuse(llm, prompt) == (0, "nothing that is kept begins like it")
+        kept = llm.n_tokens
+        reused, why = reuse(llm, [*llm.input_ids[:kept].tolist(), 5, 6, 7])
+        assert reused == kept
+        assert why == f"the text that was kept ends at token {kept}, and the rest is new"
+        reused, why = reuse(llm, [*prompt[:390], 1, 2, 3])
+        assert reused < 390
+        assert why == (f"390 tokens are the same, but the model can only go on from token {reused}")
+    with closing(MTPLlama(path, **options)) as llm:
+        reused, why = reuse(llm, [*prompt, 1])
+        assert reused > 0
+    with closing(MTPLlama(path, **options, type_k=8)) as llm:
+        reused, why = reuse(llm, [*prompt, 1])
+        assert reused == 0
+        assert re.match(r"a session has \d+ tokens of it: .*: type_k: expected 'Q8_0'", why)
