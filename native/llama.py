@@ -682,7 +682,7 @@ class MTPLlama(llama_cpp.Llama):
         with self._model_lock.hold():
             self._check_open()
             if self._logits_all:
-                return cast("deque[list[float]]", super().eval_logits)
+                return super().eval_logits
             self._check_logits("eval_logits")
             return deque([self._logits(-1).tolist()], maxlen=1)
 

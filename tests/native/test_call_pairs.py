@@ -30,14 +30,14 @@ def greedy(llm: MTPLlama, tokens: list[int], count: int, **options: Any) -> list
     return list(itertools.islice(llm.generate(tokens, temp=0.0, **options), count))
 
 
-def read_a_part(llm: MTPLlama, _: Path) -> None:
+def read_a_part(llm: MTPLlama, folder: Path) -> None:
     tokens = llm.generate(OTHER, temp=0.0)
     for _ in range(4):
         next(tokens)
     tokens.close()
 
 
-def send_tokens(llm: MTPLlama, _: Path) -> None:
+def send_tokens(llm: MTPLlama, folder: Path) -> None:
     tokens = llm.generate(OTHER, temp=0.0)
     next(tokens)
     tokens.send(MORE)

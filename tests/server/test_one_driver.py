@@ -114,8 +114,9 @@ def test_a_slot_drafts_as_a_session(
         assert f"drafts over {MADE} of 4096 tokens" in parts[0]
         assert "the model has no draft vocabulary" in parts[0]
         assert f"the last {MADE // 2} of them follow the text" in parts[0]
-    sizes = {"lookup": LOOKUP * text, "fastmtp_size": made}
-    with opened_session(model, "snapshot", DEPTH, 512, **sizes) as (session, _):
+    lookup = LOOKUP if text else 0
+    opened = opened_session(model, "snapshot", DEPTH, 512, lookup=lookup, fastmtp_size=made)
+    with opened as (session, _):
         for (prompt, result), part in zip(requests, said, strict=True):
             cycles = cycles_in(part)[0]
             found = verify(session, prompt, result["tokens"], cycles, text=text)

@@ -7,6 +7,7 @@ import re
 import threading
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,10 @@ def test_what_the_folder_has(
         ) as client:
             return miss(client, prompt)
 
-    def with_file(data: bytes) -> Callable[[], None]:
+    def with_file(data: bytes) -> Callable[[], int]:
         before = kept[long].read_bytes()
         kept[long].write_bytes(data)
-        return lambda: bool(kept[long].write_bytes(before)) and None
+        return partial(kept[long].write_bytes, before)
 
     text = [*PROMPT, *MORE]
     reason, shared, message = asked(text, "--cache-type-k", "q8_0")

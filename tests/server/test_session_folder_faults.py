@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
+
+
+def is_written(folder: Path, before: set[Path]) -> bool:
+    """Whether the folder has a session that it had not, or as many as it keeps."""
+    return bool(set(sessions(folder)) - before) or len(before) > 1
 
 
 def said(client: Client, words: str) -> int:
@@ -215,10 +221,7 @@ def test_two_servers_share_a_folder(patched_server: Path, files: Files, tmp_path
                 assert turn == 0 or found >= GOES_BACK * len(text)
                 before = set(sessions(folder))
                 reused(client, OTHER if turn % 2 else [9, *OTHER])  # takes the slot
-                wait_for(
-                    lambda seen=before: bool(set(sessions(folder)) - seen) or len(seen) > 1,
-                    "written",
-                )
+                wait_for(partial(is_written, folder, before), "written")
                 text = [*text, 1 + turn]
         for path in sessions(folder):
             path.unlink()
