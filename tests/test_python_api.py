@@ -268,8 +268,13 @@ class TestGraft:
 
     @pytest.mark.thorough
     def test_a_head_of_a_gguf_is_measured(
-        self, models: Models, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+        self,
+        models: Models,
+        tmp_path: Path,
+        capfd: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setenv("MTP_GGUF_ACCEPTANCE", "1")
         base, donor = models.convert("demo", "--no-mtp"), models.gguf("demo", "Q4_K_M", "F16")
         made = mtp_gguf.graft(base, donor, tmp_path, fastmtp=300)
         assert capfd.readouterr() == ("", "")

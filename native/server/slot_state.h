@@ -108,7 +108,7 @@ bool asks_for_slot_of_another_key(const server_task & task, const Slots & slots)
     return false;
 }
 
-// Whether a task of /slots names what is no file: a pipe would hold up all slots, and a device may have no end.
+// Whether a task of /slots names something else than a file: a pipe would hold up all slots, and a device may have no end.
 inline bool asks_for_no_file(const server_task & task) {
     if (task.type != SERVER_TASK_TYPE_SLOT_SAVE && task.type != SERVER_TASK_TYPE_SLOT_RESTORE) {
         return false;

@@ -121,7 +121,7 @@ def test_a_vocabulary_without_the_texts_tokens(models: Models, tmp_path: Path) -
     assert cause["code"] == "draft-vocabulary"
     figures = cause["measured"]
     assert figures["covered"] < 0.2
-    assert figures["acceptance"] < 0.15
+    assert figures["acceptance"] < 0.3  # a quarter of the list follows the text
     assert figures["without_list"] > 0.5
     words = tmp_path / "words.txt"
     words.write_text("The river is low in summer, and the children walk across it.\n" * 20)

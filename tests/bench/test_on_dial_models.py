@@ -211,7 +211,8 @@ def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyP
     before = before[: before.index("[profile.settings]")] + settings
     written.write_text(f"{before}[profile.measured]{after}", encoding="utf-8")
     command = ["generate", path, "-p", "def f", "-n", "8", "--ctx", "256", "-t", "1", "--json"]
-    assert json.loads(invoke(*command).stdout)["depth"] == 2
+    done = invoke(*command)
+    assert json.loads(done.stdout)["depth"] == 2, done.stderr
     assert json.loads(invoke(*command, "--depth", "1").stdout)["depth"] == 1
     assert json.loads(invoke(*command, "--no-profile").stdout)["depth"] == "auto"
     monkeypatch.setattr(system, "_cpu_name", lambda: "Another")

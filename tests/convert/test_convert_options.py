@@ -291,6 +291,7 @@ class TestDryRun:
         assert written.pop("cores") == usable_cores()
         assert 0 < written.pop("utilisation") <= 1.05  # two clocks are read, one after the other
         assert written.pop("warnings") == []
+        assert written.pop("acceptance") == {}  # not measured
         assert written == planned
         assert [f["path"] for f in planned["files"]] == [str(p) for p in sorted(tmp_path.glob("*"))]
         assert all(Path(f["path"]).stat().st_size == f["bytes"] for f in planned["files"])

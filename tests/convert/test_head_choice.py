@@ -50,7 +50,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_choice, "_HALVINGS", 1)
     monkeypatch.setattr(head_speed, "_ROUNDS", 1)
     monkeypatch.setattr(head_speed, "_SECONDS", 0)
-    monkeypatch.setattr(head_speed, "_ANSWERS", 2)
+    monkeypatch.setattr(head_speed, "_ANSWERS", 8)
 
 
 @pytest.mark.usefixtures("few")
@@ -73,7 +73,7 @@ def test_a_slow_head_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A draft vocabulary of a few tokens accepts fewer drafts than the whole."""
     monkeypatch.setattr(head_speed, "_ROUNDS", 1)
     monkeypatch.setattr(head_speed, "_SECONDS", 0)
-    monkeypatch.setattr(head_speed, "_ANSWERS", 2)
+    monkeypatch.setattr(head_speed, "_ANSWERS", 8)
     convert(DEMO, tmp_path / "trunk.gguf", no_mtp=True)
     head = tmp_path / "head.gguf"
     convert(DEMO, head, head_only=True, fastmtp=True)

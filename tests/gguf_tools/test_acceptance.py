@@ -166,7 +166,7 @@ def test_ctrl_c_skips_the_measurement(
         ("raise ImportError('llama_cpp is not installed')", "llama_cpp is not installed"),
         ("import os\nos.abort()", "llama.cpp crashed (signal 6)"),
         ("raise KeyError('x')", "KeyError: 'x'"),
-        ("import time\ntime.sleep(60)", "took longer than 1 s"),
+        ("import time\ntime.sleep(60)", "took longer than"),
     ],
     ids=["missing", "abort", "bug", "hangs"],
 )

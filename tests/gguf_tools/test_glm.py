@@ -223,6 +223,6 @@ def test_whole_models_are_left_to_upstream(checkpoint: Path, tmp_path: Path) -> 
 def test_training_is_refused(grafted: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Some text.", encoding="utf-8")
-    words = ("heads of glm4moe cannot be trained here, only those of qwen35",)
+    words = ("expected a head that shares the trunk's embedding and output",)
     out = tmp_path / "x.gguf"
     refused(tmp_path, "train-head", grafted, "--text", text, "-o", out, words=words)

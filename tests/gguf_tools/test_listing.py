@@ -174,7 +174,7 @@ def test_sorts(model: Path) -> None:
 
 def test_json_of_a_gguf(model: Path) -> None:
     report = as_json(model)
-    assert list(report) == ["tensors", "head"]
+    assert list(report) == ["tensors", "head", "acceptance"]
     with open_gguf(model) as file:
         first = file.tensors[0]
     assert report["tensors"][0] == {

@@ -106,7 +106,7 @@ def test_prompts_in_all_ways_of_loading(
     if options.pop("plain", False):  # a model without a head runs on llama_cpp's own methods
         demo = models.convert("demo", "--quant", "F32", "--no-mtp")
         with pytest.warns(UserWarning, match="decoding without drafts"):
-            opened = load(demo, depth=None, logits_all=True)
+            opened = load(demo, depth=None, lookup=False, logits_all=True)
     else:
         opened = load(demo, **options)
     with opened as llm:
@@ -238,7 +238,7 @@ def test_no_tokens(demo: Path, models: Models, plain: bool) -> None:
     if plain:
         path = models.convert("demo", "--quant", "F32", "--no-mtp")
         with pytest.warns(UserWarning, match="decoding without drafts"):
-            opened = load(path, depth=None)
+            opened = load(path, depth=None, lookup=False)
     else:
         opened = load(demo)
     with opened as llm:

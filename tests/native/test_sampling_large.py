@@ -69,7 +69,8 @@ def opened(dial: Any, rows: int, gain: float, *, missed: bool = False) -> Iterat
     flags = dial.module.missed_tokens(spec, HIT)
     # The successor comes early, so that nearly the whole vocabulary stands after it.
     token = next(int(t) for t, n in itertools.pairwise(cycle) if flags[t] == missed and n < 2000)
-    with opened_session(dial.models.gguf(folder, "F16", "F16"), "snapshot", 1) as (session, trunk):
+    model = dial.models.gguf(folder, "F16", "F16")
+    with opened_session(model, "snapshot", 1, fastmtp_size=-1) as (session, trunk):
         session.decode([*PROMPT, token])
         drawn = Drawn(session, token, trunk.logits())
         session.set_sampling(1.0, seed=23)

@@ -85,7 +85,7 @@ def test_both_drivers_draft_alike(
         )
     (texts, found, one_graph), (want_texts, want, steps) = seen
     assert texts == want_texts
-    if layers:
+    if layers or layout == "ids":  # llama.cpp's own driver has no list that follows the text
         accepted, want_accepted = (sum(of for _, of in pairs) for pairs in (found, want))
         assert accepted == pytest.approx(want_accepted, rel=0.05)
     else:
