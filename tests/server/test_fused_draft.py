@@ -265,9 +265,12 @@ def test_a_cached_prompt_brings_its_head_along(
 def test_slots_share_the_graph_and_draft_as_alone(
     slots: int, patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
-    """The same texts, as far as no near tie is in them, and the same acceptance as one slot has."""
-    model, log = files("ids", "demo"), tmp_path / "log"
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
+    """The same texts, as far as no near tie is in them, and the same acceptance as one slot has.
+
+    With a list that does not follow the texts, which all slots would share.
+    """
+    model, log = files("table", "demo"), tmp_path / "log"
+    with running(patched_server, files("ids", "demo"), free_port, options=["--no-draft"]) as client:
         want = [certain(client.complete(text, n_probs=2, n_predict=48)) for text in TEXTS]
     with running(patched_server, model, free_port, options=OPTIONS) as client:
         alone = [client.complete(text, n_predict=48) for text in TEXTS]
