@@ -180,6 +180,29 @@ def sharing() -> Iterator[float]:
         yield mean(runs) / best_together(curve, chances)
 
 
+def remembered(before: float | None, chance: float, total: int) -> Iterator[float]:
+    """A process after one whose drafts were right as often as `before` says; None: after none."""
+    for curve in CURVES.values():
+        runs = []
+        for seed in range(12):
+            chooser = DepthChooser(MAX_DEPTH)
+            if before is not None:
+                earlier = DepthChooser(MAX_DEPTH)
+                same = partial(_always, before)
+                list(play(curve, same, seed + 1000, 400, first_use=2.0, chooser=earlier))
+                state = earlier.state()
+                # The debt of probes is none, as after read_depth_file.
+                chooser.set_state(state[:16] + bytes(8) + state[24:])
+            same = partial(_always, chance)
+            runs.append(list(play(curve, same, seed, total, first_use=2.0, chooser=chooser)))
+        yield relative(runs, curve.best)
+
+
+REMEMBERED = [
+    *((before, chance) for chance in CHANCES for before in (None, chance)),
+    *((0.0, 0.8), (0.8, 0.0), (0.95, 0.3)),
+]
+
 GROUPS: dict[str, Callable[[], Iterator[float]]] = {
     "constant, quiet": lambda: constant(quiet),
     "constant, rough": lambda: constant(rough),
@@ -190,6 +213,13 @@ GROUPS: dict[str, Callable[[], Iterator[float]]] = {
     "10 to 90 %, slowly": lambda: restless(drift),
     "probabilities that tell": lambda: doubtful(0.95),
     "several sequences": sharing,
+    **{
+        f"{total} tokens, {chance:.0%} after {'nothing' if before is None else f'{before:.0%}'}": (
+            partial(remembered, before, chance, total)
+        )
+        for total in (64, 400)
+        for before, chance in REMEMBERED
+    },
 }
 
 

@@ -94,12 +94,13 @@ def play(
     max_depth: int = MAX_DEPTH,
     surest: float | None = None,
     first_use: float = 1.0,
+    chooser: DepthChooser | None = None,
 ) -> Iterator[Cycle]:
     """Let the chooser decode `total` tokens; chance: of drafts to be right, by tokens before.
 
     surest: half of the drafts are right so often, the others less, and the head's probabilities say
     which ones; None: they say nothing. first_use: how many times as long the first batch of a size
-    takes, and the first draft graph of a depth.
+    takes, and the first draft graph of a depth. chooser: what has learned from other texts.
     """
     draw, machine = random.Random(seed), noise()
     used: set[tuple[str, int]] = set()
@@ -109,7 +110,7 @@ def play(
         used.add((what, size))
         return ms * slow * machine.factor(draw)
 
-    chooser = DepthChooser(max_depth)
+    chooser = chooser or DepthChooser(max_depth)
     at = 0
     while at < total:
         now = chance(at)
