@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.files.format import TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.machine.system import this_machine
 from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.profile import identify
-from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
 from mtp_gguf.native.kernel_share import KernelShare, kernel_share
 

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Severity
-from mtp_gguf.gguf_tools.draft_list import read_draft_list
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.heads.draft_list import read_draft_list
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.gguf_tools.shell import quoted
 from mtp_gguf.native.devices import devices
 from mtp_gguf.native.runtime import llama_cpp
 

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
+from mtp_gguf.gguf_tools.files.output import OutputFile
+from mtp_gguf.gguf_tools.machine.system import Machine
+from mtp_gguf.gguf_tools.machine.toml_table import Table, read_table, toml_value
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.output import OutputFile
 from mtp_gguf.gguf_tools.profile import read_machine
-from mtp_gguf.gguf_tools.system import Machine
-from mtp_gguf.gguf_tools.toml_table import Table, read_table, toml_value
 
 FORMAT = 1
 _LARGEST = 1 << 18  # bytes; a few thousand are usual

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from mtp_gguf.gguf_tools.system import this_machine
+from mtp_gguf.gguf_tools.machine.system import this_machine
 from mtp_gguf.native.exact import kernels
 
 from .calibration import built_in_text

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
-from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.imatrix import (
     Activations,
     Calibration,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.head import block_of
+from mtp_gguf.gguf_tools.heads.head import block_of
 from mtp_gguf.native.runtime import plugged_kernels
 
 from .result import Limits

@@ -10,10 +10,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
+from mtp_gguf.gguf_tools.machine.process_memory import peak_memory
+from mtp_gguf.gguf_tools.machine.system import STOCK
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.process_memory import peak_memory
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, LOOKUP_TOKENS
-from mtp_gguf.gguf_tools.system import STOCK
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
 
 from .analysis import analyze, best_drafting, contradictions

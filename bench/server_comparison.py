@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mtp_gguf.gguf_tools.process_memory import free_memory
+from mtp_gguf.gguf_tools.machine.process_memory import free_memory
 
 from .interleaved import rotated
 from .result import ServerResult

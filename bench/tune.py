@@ -13,6 +13,7 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
+from mtp_gguf.gguf_tools.machine.system import this_machine
 from mtp_gguf.gguf_tools.profile import (
     AUTO_MAX_DEPTH,
     LOOKUP_TOKENS,
@@ -22,7 +23,6 @@ from mtp_gguf.gguf_tools.profile import (
     identify,
     impossible_speed,
 )
-from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native.exact import kernels
 from mtp_gguf.native.replay import looks_up_by_default
 from mtp_gguf.native.session import Rollback

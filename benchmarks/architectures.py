@@ -26,7 +26,7 @@ from typing import Any
 from decode import server, server_round
 from dial_model import nextn_models, write_dial_gguf
 
-from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, OUR_ARCHITECTURES
+from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, OUR_ARCHITECTURES
 from mtp_gguf.native import MTPLlama
 
 HIT = 0.8

@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import dial_model  # noqa: E402
 import numpy as np  # noqa: E402
 
-from mtp_gguf.gguf_tools.format import open_gguf  # noqa: E402
+from mtp_gguf.gguf_tools.files.format import open_gguf  # noqa: E402
 from support import checkpoints  # noqa: E402
 from support.checkpoints import Array, Spec, write_checkpoint  # noqa: E402
 

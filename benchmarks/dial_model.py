@@ -31,7 +31,7 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.nextn import ARCHITECTURES
+from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.convert.draft_vocabulary import rank_by_id
-from mtp_gguf.gguf_tools.draft_list import required_ids
+from mtp_gguf.convert.heads.draft_vocabulary import rank_by_id
+from mtp_gguf.gguf_tools.heads.draft_list import required_ids
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.llama import MTPLlama
 

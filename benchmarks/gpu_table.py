@@ -17,9 +17,9 @@ import numpy as np
 from decode import PROMPT_TOKENS, dial_file, one_round, prefill_ms, server, server_round
 from dial_model import SHAPES
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write
 from mtp_gguf.native import MTPLlama, devices
 from mtp_gguf.native.libraries import device_name
 from mtp_gguf.server.build import find_build

@@ -20,8 +20,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, TensorType
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, F16, F32, TensorType
 
 TOKENS = 248_320
 WIDTH, HIDDEN, LAYERS = 1024, 3584, 24

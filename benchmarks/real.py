@@ -26,8 +26,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from mtp_gguf.gguf_tools.heads.nextn import CARRIED
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.nextn import CARRIED
 
 HERE = Path(__file__).parent
 # Modules without data tables, for a text of about 300,000 tokens.

@@ -26,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, copies, write  # noqa: E402
 from mtp_gguf.gguf_tools.model import open_model  # noqa: E402
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, copies, write  # noqa: E402
 from support.hub_server import Hub  # noqa: E402
 
 PROGRAM = shutil.which("mtp-gguf", path=str(Path(sys.executable).parent)) or "mtp-gguf"

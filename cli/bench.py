@@ -14,12 +14,12 @@ from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.result import NAMED
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
+from mtp_gguf.gguf_tools.files.output import OutputFile, check_output, commit_all
+from mtp_gguf.gguf_tools.machine.processors import computing_threads
+from mtp_gguf.gguf_tools.machine.system import LARGEST_CONTEXT
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import whole_name
-from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
-from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.profile import MAX_DEPTH
-from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT
-from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
 

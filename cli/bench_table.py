@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes, pairs_of
-from mtp_gguf.gguf_tools.system import busy_machine
-from mtp_gguf.gguf_tools.text import duration, human_bytes, printable
+from mtp_gguf.gguf_tools.machine.system import busy_machine
+from mtp_gguf.gguf_tools.machine.text import duration, human_bytes, printable
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.plan import Plan

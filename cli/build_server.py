@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.interrupted import Interrupted
-from mtp_gguf.gguf_tools.text import printable
+from mtp_gguf.gguf_tools.machine.interrupted import Interrupted
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.server.build import (
     NPM,
     Build,

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.carrier import carry as carried
-from mtp_gguf.gguf_tools.carrier import restore, restores_to_the_byte
-from mtp_gguf.gguf_tools.interrupted import leaves_nothing
+from mtp_gguf.gguf_tools.files.new_file import local_files, output_path, write_file
+from mtp_gguf.gguf_tools.heads.carrier import carry as carried
+from mtp_gguf.gguf_tools.heads.carrier import restore, restores_to_the_byte
+from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.new_file import local_files, output_path, write_file
 
 from .console import CONSOLE
 from .local_model import local_model

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.files.output import check_output
 
 from . import named_sessions, token_colors
 from .chat_commands import Answer, obey

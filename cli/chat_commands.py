@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-from mtp_gguf.gguf_tools.output import OutputFile, check_output
+from mtp_gguf.gguf_tools.files.output import OutputFile, check_output
 
 from .conversation import Conversation, text_of
 from .generate import as_utf8

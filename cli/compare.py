@@ -13,11 +13,11 @@ import typer
 
 from mtp_gguf.convert.options import check_revision
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.fastmtp import find_draft_vocabulary
-from mtp_gguf.gguf_tools.head import part_of
+from mtp_gguf.gguf_tools.heads.fastmtp import find_draft_vocabulary
+from mtp_gguf.gguf_tools.heads.head import part_of
+from mtp_gguf.gguf_tools.hub.resolve import names_gguf, open_any_model
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
-from mtp_gguf.gguf_tools.text import printable
 
 from .console import CONSOLE
 from .options import AsJson, Filter, Revision, parse_filter
@@ -153,8 +153,8 @@ def _checkpoint(
     model: Model, source: str, revision: str | None
 ) -> Iterator[tuple["Side", dict[str, Any]]]:
     """Open the checkpoint as a side, with the metadata that the file should have."""
-    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415
-    from mtp_gguf.convert.checkpoint_side import CheckpointSide  # noqa: PLC0415
+    from mtp_gguf.convert.checkpoints.checkpoint_side import CheckpointSide  # noqa: PLC0415
+    from mtp_gguf.convert.families.blueprint import HeadChoice  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
     part = HeadChoice.NONE

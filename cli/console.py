@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 
 import typer
 
+from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
 from mtp_gguf.gguf_tools.progress import Progress
-from mtp_gguf.gguf_tools.text import human_bytes, printable
 
 from .progress import byte_progress, share_progress
 

@@ -12,11 +12,11 @@ from mtp_gguf.convert.options import (
     LEAST_KLD,
     PREFERENCES,
 )
-from mtp_gguf.gguf_tools.acceptance import LEAST
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.heads.acceptance import LEAST
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-from mtp_gguf.gguf_tools.text import printable
 
 from .console import CONSOLE
 from .options import (
@@ -55,7 +55,7 @@ _PRECISION, _VISION = "Precision", "Vision tower"
 
 
 def _complete_mix(incomplete: str) -> list[str]:
-    from mtp_gguf.convert.precision import FILE_TYPES  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.plans.precision import FILE_TYPES  # noqa: PLC0415  (NumPy and gguf are slow)
 
     return [name for name in FILE_TYPES if name.startswith(incomplete)]
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtp_gguf.convert.acceptance import AcceptanceCheck, check_acceptance
+from mtp_gguf.convert.heads.acceptance import AcceptanceCheck, check_acceptance
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Finding, Severity, diagnose, with_tower
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.hub.remote import hub_model
+from mtp_gguf.gguf_tools.hub.resolve import names_gguf, open_any_model
+from mtp_gguf.gguf_tools.machine.processors import computing_threads
+from mtp_gguf.gguf_tools.machine.shell import quoted
+from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
+from mtp_gguf.gguf_tools.machine.text_files import whole_texts
 from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.processors import computing_threads
-from mtp_gguf.gguf_tools.remote import hub_model
-from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
-from mtp_gguf.gguf_tools.shell import quoted
-from mtp_gguf.gguf_tools.text import human_bytes, printable
-from mtp_gguf.gguf_tools.text_files import whole_texts
 
 from .console import CONSOLE
 from .local_model import local_model
@@ -140,7 +140,7 @@ def doctor(
     if folder.is_dir() or on_hub:
         if head or source or mmproj:
             raise typer.BadParameter("--head, --from and --mmproj are for GGUF files")
-        from mtp_gguf.convert import doctor_checkpoint  # noqa: PLC0415  (NumPy)
+        from mtp_gguf.convert.checkpoints import doctor_checkpoint  # noqa: PLC0415  (NumPy)
 
         if on_hub:
             diagnosis = doctor_checkpoint.diagnose_hub_checkpoint(*on_hub)
@@ -238,10 +238,10 @@ def _examined(
 
 def _measured(model: Model, source: str) -> tuple[Finding, ...]:
     """Compare the head of a model with that of its original, a GGUF or a checkpoint."""
-    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy)
-    from mtp_gguf.convert.checkpoint_side import CheckpointSide  # noqa: PLC0415
-    from mtp_gguf.convert.converted_head import fetched, open_source  # noqa: PLC0415
-    from mtp_gguf.convert.doctor_checkpoint import measure_head  # noqa: PLC0415
+    from mtp_gguf.convert.checkpoints.checkpoint_side import CheckpointSide  # noqa: PLC0415
+    from mtp_gguf.convert.checkpoints.doctor_checkpoint import measure_head  # noqa: PLC0415
+    from mtp_gguf.convert.families.blueprint import HeadChoice  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.heads.converted_head import fetched, open_source  # noqa: PLC0415
     from mtp_gguf.gguf_tools.compare import GgufSide  # noqa: PLC0415
     from mtp_gguf.quantize import ggml  # noqa: PLC0415
 

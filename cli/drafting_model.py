@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.hub.sources import what_is_at
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.sources import what_is_at
 from mtp_gguf.server.model import choose_mmproj
 from mtp_gguf.server.model import open_model as open_server_model
 

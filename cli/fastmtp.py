@@ -9,26 +9,26 @@ from typing import Annotated, Any
 import typer
 
 from mtp_gguf.convert.options import DraftOptions
-from mtp_gguf.gguf_tools.draft_list import (
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.files.format import Value
+from mtp_gguf.gguf_tools.files.in_place import hide_list, replace_list
+from mtp_gguf.gguf_tools.files.new_file import local_files, output_path, write_file
+from mtp_gguf.gguf_tools.files.output import check_output
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.heads.draft_list import (
     DraftList,
     list_faults,
     read_draft_list,
     required_ids,
 )
-from mtp_gguf.gguf_tools.draft_rewrite import check_head, rewritten, with_list, without_list
-from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
-from mtp_gguf.gguf_tools.format import Value
-from mtp_gguf.gguf_tools.in_place import hide_list, replace_list
-from mtp_gguf.gguf_tools.interrupted import leaves_nothing
+from mtp_gguf.gguf_tools.heads.draft_rewrite import check_head, rewritten, with_list, without_list
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.hub.remote import hub_gguf, is_remote
+from mtp_gguf.gguf_tools.hub.resolve import open_any_model
+from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
+from mtp_gguf.gguf_tools.machine.text import printable
+from mtp_gguf.gguf_tools.machine.text_files import paragraphs
 from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.new_file import local_files, output_path, write_file
-from mtp_gguf.gguf_tools.output import check_output
-from mtp_gguf.gguf_tools.remote import hub_gguf, is_remote
-from mtp_gguf.gguf_tools.resolve import open_any_model
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
-from mtp_gguf.gguf_tools.text import printable
-from mtp_gguf.gguf_tools.text_files import paragraphs
 
 from .console import CONSOLE
 from .local_model import local_model
@@ -194,7 +194,7 @@ def calibrate(
 
     mtp-gguf fastmtp calibrate model.gguf -f questions.txt --tokens 1024 --in-place
     """
-    from mtp_gguf.convert.gguf_draft import rank_by_own_output  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.heads.gguf_draft import rank_by_own_output  # noqa: PLC0415  (NumPy)
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
     from mtp_gguf.native.generate import Generation, generate  # noqa: PLC0415
 

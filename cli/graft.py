@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.acceptance import LEAST
-from mtp_gguf.gguf_tools.resolve import names_gguf
-from mtp_gguf.gguf_tools.shell import quoted
+from mtp_gguf.gguf_tools.heads.acceptance import LEAST
+from mtp_gguf.gguf_tools.hub.resolve import names_gguf
+from mtp_gguf.gguf_tools.machine.shell import quoted
 
 from .console import CONSOLE
 from .options import (
@@ -30,7 +30,7 @@ from .progress import reports_errors
 from .written import file_fields, report_file
 
 if TYPE_CHECKING:
-    from mtp_gguf.convert.acceptance import AcceptanceCheck
+    from mtp_gguf.convert.heads.acceptance import AcceptanceCheck
 
 
 @reports_errors
@@ -93,7 +93,7 @@ def graft(
 
     mtp-gguf graft base.gguf --from mtp-Qwen3.5-9B.gguf -o with-head.gguf
     """
-    from mtp_gguf.convert.graft import graft as make  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.heads.graft import graft as make  # noqa: PLC0415  (NumPy and gguf are slow)
 
     if (fastmtp or fastmtp_corpus or fastmtp_ids) and names_gguf(source):
         from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415

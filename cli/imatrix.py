@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtp_gguf.gguf_tools.interrupted import Interrupted
+from mtp_gguf.gguf_tools.files.output import check_output
+from mtp_gguf.gguf_tools.machine.interrupted import Interrupted
+from mtp_gguf.gguf_tools.machine.processors import computing_threads
+from mtp_gguf.gguf_tools.machine.text import human_bytes
+from mtp_gguf.gguf_tools.machine.text_files import paragraphs, whole_texts
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.output import check_output
-from mtp_gguf.gguf_tools.processors import computing_threads
-from mtp_gguf.gguf_tools.text import human_bytes
-from mtp_gguf.gguf_tools.text_files import paragraphs, whole_texts
 
 from .local_model import local_model
 from .options import (

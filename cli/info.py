@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mtp_gguf.gguf_tools.acceptance import read_stored
 from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.heads.acceptance import read_stored
+from mtp_gguf.gguf_tools.machine.system import cache_root, this_machine
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.system import cache_root, this_machine
-from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.build import find_build
 from mtp_gguf.server.find import VARIABLE, ask
 

@@ -12,9 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.machine.processors import computing_threads
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.processors import computing_threads
-from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server import kernels
 
 from .local_model import local_model

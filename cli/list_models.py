@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.local_models import LocalModel, models_in, models_in_hub_cache
-from mtp_gguf.gguf_tools.sources import what_is_at
-from mtp_gguf.gguf_tools.text import human_bytes, printable
+from mtp_gguf.gguf_tools.hub.local_models import LocalModel, models_in, models_in_hub_cache
+from mtp_gguf.gguf_tools.hub.sources import what_is_at
+from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
 
 from .options import AsJson
 from .progress import reports_errors

@@ -12,8 +12,10 @@ from typing import Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.acceptance import Stored, read_stored
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.files.safetensors import read_safetensors
+from mtp_gguf.gguf_tools.heads.acceptance import Stored, read_stored
+from mtp_gguf.gguf_tools.machine.text import count_types, human_bytes, printable
 from mtp_gguf.gguf_tools.model import (
     ListedTensor,
     Listing,
@@ -22,8 +24,6 @@ from mtp_gguf.gguf_tools.model import (
     open_model,
 )
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
-from mtp_gguf.gguf_tools.safetensors import read_safetensors
-from mtp_gguf.gguf_tools.text import count_types, human_bytes, printable
 
 from .options import AsJson, Filter, parse_filter
 from .progress import reports_errors
@@ -99,8 +99,8 @@ def _refusal(model: str, listing: Listing) -> str | None:
     folder = Path(model) if Path(model).is_dir() else Path(model).parent
     if not (folder / "config.json").is_file():
         return None
-    from mtp_gguf.convert.checkpoint import read_config, read_quantization  # noqa: PLC0415
-    from mtp_gguf.convert.quantized import unsupported_reason  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.checkpoints.checkpoint import read_config, read_quantization  # noqa: PLC0415
+    from mtp_gguf.convert.checkpoints.quantized import unsupported_reason  # noqa: PLC0415  (NumPy)
 
     quantization = read_quantization(folder, read_config(folder))
     return unsupported_reason(quantization) if quantization else None
@@ -108,11 +108,11 @@ def _refusal(model: str, listing: Listing) -> str | None:
 
 def _listing(model: str) -> tuple[Listing, Stored | None]:
     """Return the tensors, and the acceptance that a GGUF states; None for other files."""
-    from mtp_gguf.gguf_tools import remote  # noqa: PLC0415
-    from mtp_gguf.gguf_tools.resolve import open_any_model  # noqa: PLC0415
+    from mtp_gguf.gguf_tools.hub import remote  # noqa: PLC0415
+    from mtp_gguf.gguf_tools.hub.resolve import open_any_model  # noqa: PLC0415
 
     if hub := remote.hub_model(model):
-        from mtp_gguf.convert.hub_checkpoint import hub_shards  # noqa: PLC0415  (NumPy)
+        from mtp_gguf.convert.checkpoints.hub_checkpoint import hub_shards  # noqa: PLC0415  (NumPy)
 
         files = hub_shards(*hub)
         try:

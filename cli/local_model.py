@@ -1,6 +1,6 @@
 """Get the model that a command runs onto this machine."""
 
-from mtp_gguf.gguf_tools.resolve import LocalGguf, local_gguf
+from mtp_gguf.gguf_tools.hub.resolve import LocalGguf, local_gguf
 
 from .console import CONSOLE
 

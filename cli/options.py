@@ -18,10 +18,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from mtp_gguf.convert.options import DEFAULT_SIZE, gguf_output, output_file
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-from mtp_gguf.gguf_tools.format import MAGIC
-from mtp_gguf.gguf_tools.shell import as_argument
-from mtp_gguf.gguf_tools.system import LARGEST_CONTEXT, MAX_THREADS
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.files.format import MAGIC
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.machine.shell import as_argument
+from mtp_gguf.gguf_tools.machine.system import LARGEST_CONTEXT, MAX_THREADS
 
 from .console import CONSOLE
 from .help import ReadableHelp

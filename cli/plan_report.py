@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtp_gguf.gguf_tools.head import HeadReport
-from mtp_gguf.gguf_tools.shell import quoted
-from mtp_gguf.gguf_tools.text import count_types, human_bytes, printable
+from mtp_gguf.gguf_tools.heads.head import HeadReport
+from mtp_gguf.gguf_tools.machine.shell import quoted
+from mtp_gguf.gguf_tools.machine.text import count_types, human_bytes, printable
 from mtp_gguf.gguf_tools.vision import PART
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.head_speed import HeadSpeed
-    from mtp_gguf.convert.acceptance import AcceptanceCheck
-    from mtp_gguf.convert.mix import Choice, Knapsack
+    from mtp_gguf.convert.heads.acceptance import AcceptanceCheck
     from mtp_gguf.convert.pipeline import Outcome
-    from mtp_gguf.convert.plan import Plan, PlannedTensor
+    from mtp_gguf.convert.plans.mix import Choice, Knapsack
+    from mtp_gguf.convert.plans.plan import Plan, PlannedTensor
 
 _CURVE = 12  # points of it that are shown
 _PARTS = ("base", "head", "draft vocabulary", PART)

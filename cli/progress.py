@@ -16,8 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 import typer
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError
-from mtp_gguf.gguf_tools.interrupted import Interrupted
-from mtp_gguf.gguf_tools.text import duration, human_bytes, printable
+from mtp_gguf.gguf_tools.machine.interrupted import Interrupted
+from mtp_gguf.gguf_tools.machine.text import duration, human_bytes, printable
 
 from .out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_gguf.convert.options import check_revision
-from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
-from mtp_gguf.gguf_tools.interrupted import Interrupted
-from mtp_gguf.gguf_tools.remote import hub_model
-from mtp_gguf.gguf_tools.shell import quoted
-from mtp_gguf.gguf_tools.text import human_bytes, printable
-from mtp_gguf.gguf_tools.text_files import whole_texts
+from mtp_gguf.gguf_tools.heads.acceptance import LEAST
+from mtp_gguf.gguf_tools.hub.remote import hub_model
+from mtp_gguf.gguf_tools.machine.interrupted import Interrupted
+from mtp_gguf.gguf_tools.machine.shell import quoted
+from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
+from mtp_gguf.gguf_tools.machine.text_files import whole_texts
 
 from .console import CONSOLE
 from .options import (
@@ -321,8 +321,8 @@ def _publish(
     parents: bool = False,
 ) -> dict[str, Any]:
     """Publish one model and print what was done, unless --json is for the caller to print."""
-    from mtp_gguf.convert.acceptance import is_measured  # noqa: PLC0415
-    from mtp_gguf.convert.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.families.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.heads.acceptance import is_measured  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model  # noqa: PLC0415
     from mtp_gguf.gguf_tools.imatrix import read_imatrix  # noqa: PLC0415
     from mtp_gguf.publish.card import card_of  # noqa: PLC0415
@@ -405,7 +405,7 @@ def _types(text: str) -> list[str]:
 
 def _mix(name: str, option: str) -> str:
     """Return the key of FILE_TYPES that an option names, in any case."""
-    from mtp_gguf.convert.precision import FILE_TYPES, unknown_name  # noqa: PLC0415
+    from mtp_gguf.convert.plans.precision import FILE_TYPES, unknown_name  # noqa: PLC0415
 
     if name.upper() not in FILE_TYPES:
         raise typer.BadParameter(unknown_name(name, FILE_TYPES), param_hint=option)
@@ -423,8 +423,8 @@ def _convert(
     release: "Release", record: "Record", threads: int | None, cluster: "Cluster | None"
 ) -> None:
     """Write and examine the files that the record lacks, with progress on standard error."""
+    from mtp_gguf.convert.checkpoints.source_rows import SourceRows  # noqa: PLC0415
     from mtp_gguf.convert.pipeline import run  # noqa: PLC0415
-    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
     from mtp_gguf.publish.release import diagnose_files, is_converted  # noqa: PLC0415
 
     if not is_converted(release, record):
@@ -512,7 +512,7 @@ def _upload(
 
 def _measure(release: "Release", record: "Record", options: _Options) -> None:
     """Compare the files of all types with that of most bits, unless the record has the figures."""
-    from mtp_gguf.gguf_tools.process_memory import free_memory  # noqa: PLC0415
+    from mtp_gguf.gguf_tools.machine.process_memory import free_memory  # noqa: PLC0415
 
     plans = sorted(release.models, key=lambda plan: -plan.size)
     key = sha256(f"{options.chunks} {options.text}".encode()).hexdigest()

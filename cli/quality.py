@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtp_gguf.gguf_tools.errors import OutputError
-from mtp_gguf.gguf_tools.output import check_output
-from mtp_gguf.gguf_tools.text_files import whole_texts
+from mtp_gguf.gguf_tools.files.output import check_output
+from mtp_gguf.gguf_tools.machine.text_files import whole_texts
 
 from .local_model import local_model
 from .options import (

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtp_gguf.gguf_tools.interrupted import Interrupted
+from mtp_gguf.gguf_tools.machine.interrupted import Interrupted
+from mtp_gguf.gguf_tools.machine.processors import computing_threads
+from mtp_gguf.gguf_tools.machine.text import human_bytes
 from mtp_gguf.gguf_tools.model import open_model, shard_paths
-from mtp_gguf.gguf_tools.processors import computing_threads
-from mtp_gguf.gguf_tools.text import human_bytes
 
 from .options import usable_gpu_layers
 from .progress import say, share_progress

@@ -16,10 +16,10 @@ import typer
 from mtp_gguf.gguf_tools.depth_file import VARIABLE as DEPTH_FILE
 from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
-from mtp_gguf.gguf_tools.process_memory import free_memory
+from mtp_gguf.gguf_tools.hub.remote import on_hub
+from mtp_gguf.gguf_tools.machine.process_memory import free_memory
+from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
 from mtp_gguf.gguf_tools.profile import AUTO, find_profile
-from mtp_gguf.gguf_tools.remote import on_hub
-from mtp_gguf.gguf_tools.text import human_bytes, printable
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import (
     MMPROJ_OPTIONS,

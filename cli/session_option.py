@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
-from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.files.output import check_output
 
 if TYPE_CHECKING:
     from mtp_gguf.native.llama import MTPLlama

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.gguf_tools.text import human_bytes, printable
+from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
 from mtp_gguf.native.session_file import EARLIER, SessionHeader, check_session
 
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-from mtp_gguf.gguf_tools import transplant
-from mtp_gguf.gguf_tools.interrupted import leaves_nothing
-from mtp_gguf.gguf_tools.new_file import local_files, output_path, write_file
-from mtp_gguf.gguf_tools.resolve import open_any_model
+from mtp_gguf.gguf_tools.files.new_file import local_files, output_path, write_file
+from mtp_gguf.gguf_tools.heads import transplant
+from mtp_gguf.gguf_tools.hub.resolve import open_any_model
+from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
 
 from .console import CONSOLE
 from .options import AsJson, ModelFile, Overwrite, output_option

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mtp_gguf.gguf_tools.acceptance import LEAST
-from mtp_gguf.gguf_tools.shell import quoted
+from mtp_gguf.gguf_tools.heads.acceptance import LEAST
+from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.train.options import (
     EPOCHS,
     GPU_LAYERS,

@@ -10,15 +10,15 @@ import typer
 
 from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.output import OutputFile, check_output
-from mtp_gguf.gguf_tools.processors import computing_threads
+from mtp_gguf.gguf_tools.files.output import OutputFile, check_output
+from mtp_gguf.gguf_tools.machine.processors import computing_threads
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.profile import (
     LARGEST_PROFILE,
     ROLLBACKS,
     profile_path,
     write_profile,
 )
-from mtp_gguf.gguf_tools.text import printable
 from mtp_gguf.server.find import ask, find_server
 from mtp_gguf.server.model import open_model
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from mtp_gguf.convert.options import DEFAULT_QUANT, DraftOptions
-from mtp_gguf.convert.serving_plan import Asked, Step, StepName, headline, make_plan
-from mtp_gguf.gguf_tools.text import printable
+from mtp_gguf.convert.plans.serving_plan import Asked, Step, StepName, headline, make_plan
+from mtp_gguf.gguf_tools.machine.text import printable
 
 from .local_model import local_model
 from .options import AsJson, FastMtp, FastMtpCorpus, output_option, parse_budget
@@ -91,7 +91,7 @@ def up(
     """
     if passed and not passed[0].startswith("-"):
         raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
-    from mtp_gguf.convert.precision import FILE_TYPES, unknown_name  # noqa: PLC0415  (slow)
+    from mtp_gguf.convert.plans.precision import FILE_TYPES, unknown_name  # noqa: PLC0415  (slow)
 
     if quant.upper() not in FILE_TYPES:
         raise typer.BadParameter(unknown_name(quant, FILE_TYPES), param_hint="--quant")

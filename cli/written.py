@@ -7,12 +7,12 @@ from typing import Any
 
 import typer
 
-from mtp_gguf.gguf_tools.drafters import Drafter
-from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.files.new_file import head_warnings
+from mtp_gguf.gguf_tools.heads.drafters import Drafter
+from mtp_gguf.gguf_tools.heads.head import HeadReport
+from mtp_gguf.gguf_tools.machine.shell import quoted
+from mtp_gguf.gguf_tools.machine.text import count_types, human_bytes, printable
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
-from mtp_gguf.gguf_tools.new_file import head_warnings
-from mtp_gguf.gguf_tools.shell import quoted
-from mtp_gguf.gguf_tools.text import count_types, human_bytes, printable
 from mtp_gguf.gguf_tools.vision import VisionTower
 
 

@@ -8,26 +8,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.errors import OptionError, RequestError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.files.new_file import head_warnings
+from mtp_gguf.gguf_tools.files.output import check_output
+from mtp_gguf.gguf_tools.heads.acceptance import LEAST
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.imatrix import read_imatrix
-from mtp_gguf.gguf_tools.interrupted import leaves_nothing
+from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
+from mtp_gguf.gguf_tools.machine.shell import quoted
+from mtp_gguf.gguf_tools.machine.system import MAX_THREADS, CoreMeter
+from mtp_gguf.gguf_tools.machine.text_files import whole_texts
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.new_file import head_warnings
-from mtp_gguf.gguf_tools.output import check_output
 from mtp_gguf.gguf_tools.progress import QUIET, Progress
-from mtp_gguf.gguf_tools.shell import quoted
-from mtp_gguf.gguf_tools.system import MAX_THREADS, CoreMeter
-from mtp_gguf.gguf_tools.text_files import whole_texts
 
-from .acceptance import AcceptanceCheck, is_measured, record_acceptance
-from .blueprint import HeadChoice
+from .checkpoints.source_rows import SourceRows
 from .conversion import Planned, is_gguf, planned
-from .converted_head import head_in_type
-from .head_choice import AUTO, choose_head
-from .head_gate import HeadGate, gate_type, is_small, measurable, refuse
-from .mix import Choice, Knapsack, exact_overrides, read_recipe, recipe_lines, write_recipe
+from .families.blueprint import HeadChoice
+from .heads.acceptance import AcceptanceCheck, is_measured, record_acceptance
+from .heads.converted_head import head_in_type
+from .heads.head_gate import HeadGate, gate_type, is_small, measurable, refuse
 from .options import (
     BPW_RANGE,
     DEFAULT_LAYOUT,
@@ -42,11 +41,12 @@ from .options import (
     listed,
 )
 from .pipeline import Outcome, run
-from .plan import DraftRequest, Plan, Request
-from .plan_mmproj import MMPROJ_TYPES, parse_mmproj_type
-from .precision import FILE_TYPES, parse_override, parse_tensor_type, unknown_name
-from .source_rows import SourceRows
-from .target_mix import Target, choose_types
+from .plans.head_choice import AUTO, choose_head
+from .plans.mix import Choice, Knapsack, exact_overrides, read_recipe, recipe_lines, write_recipe
+from .plans.plan import DraftRequest, Plan, Request
+from .plans.plan_mmproj import MMPROJ_TYPES, parse_mmproj_type
+from .plans.precision import FILE_TYPES, parse_override, parse_tensor_type, unknown_name
+from .plans.target_mix import Target, choose_types
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.head_speed import HeadSpeed

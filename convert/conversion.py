@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import OptionError, RequestError
+from mtp_gguf.gguf_tools.hub.remote import RemoteSource, hub_gguf, hub_model
+from mtp_gguf.gguf_tools.hub.resolve import local_gguf, names_gguf
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.progress import Progress
-from mtp_gguf.gguf_tools.remote import RemoteSource, hub_gguf, hub_model
-from mtp_gguf.gguf_tools.resolve import local_gguf, names_gguf
 
-from .blueprint import HeadChoice
-from .checkpoint import Checkpoint
-from .head_donor import plan_head
+from .checkpoints.checkpoint import Checkpoint
+from .families.blueprint import HeadChoice
+from .heads.head_donor import plan_head
 from .options import DraftOptions, check_revision
-from .plan import Plan, Request
-from .plan_checkpoint import make_plans
-from .plan_gguf import Donor, make_gguf_plans
+from .plans.plan import Plan, Request
+from .plans.plan_checkpoint import make_plans
+from .plans.plan_gguf import Donor, make_gguf_plans
 from .resolve import model_name, open_headers
 from .resolve import open_model as open_checkpoint
 

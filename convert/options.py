@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from mtp_gguf.gguf_tools.errors import OptionError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.files.torch_file import SUFFIXES as WEIGHT_SUFFIXES
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.hub.remote import hub_model
 from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.remote import hub_model
-from mtp_gguf.gguf_tools.torch_file import SUFFIXES as WEIGHT_SUFFIXES
 
 if TYPE_CHECKING:
-    from .draft_vocabulary import DraftVocabulary
+    from .heads.draft_vocabulary import DraftVocabulary
 
 StrPath: TypeAlias = str | Path
 
@@ -82,7 +82,7 @@ class DraftOptions:
         """Return the requested draft vocabulary, ranked with the tokenizer of a GGUF."""
         from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415  (loads llama.cpp)
 
-        from .gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
+        from .heads.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
 
         return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)
 

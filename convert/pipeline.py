@@ -1,6 +1,6 @@
 """Carries out plans: tensors are streamed in slices of rows, on all cores.
 
-Each worker reads a slice (convert/slices.py), transforms it, and for each requested precision
+Each worker reads a slice (checkpoints/slices.py), transforms it, and for each requested precision
 quantizes it and writes it to its final place. NumPy, the quantizers and the system calls release
 the GIL, so threads suffice. Only the slices in flight are in memory, whatever the model's size.
 """
@@ -15,18 +15,18 @@ from importlib.metadata import version
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError
+from mtp_gguf.gguf_tools.files.output import Journal, OutputFile, commit_all
+from mtp_gguf.gguf_tools.hub.read_ahead import ReadAhead
+from mtp_gguf.gguf_tools.hub.sources import version_of
 from mtp_gguf.gguf_tools.imatrix import Imatrix
-from mtp_gguf.gguf_tools.output import Journal, OutputFile, commit_all
-from mtp_gguf.gguf_tools.process_memory import peak_memory
-from mtp_gguf.gguf_tools.processors import usable_cores
-from mtp_gguf.gguf_tools.read_ahead import ReadAhead
-from mtp_gguf.gguf_tools.sources import version_of
-from mtp_gguf.gguf_tools.system import CoreMeter
+from mtp_gguf.gguf_tools.machine.process_memory import peak_memory
+from mtp_gguf.gguf_tools.machine.processors import usable_cores
+from mtp_gguf.gguf_tools.machine.system import CoreMeter
 from mtp_gguf.quantize import ggml
 
-from .plan import Plan
-from .slices import Slice, Write, slices_of
-from .source_rows import SourceRows
+from .checkpoints.slices import Slice, Write, slices_of
+from .checkpoints.source_rows import SourceRows
+from .plans.plan import Plan
 
 # Most values in a slice. Its copies (source, F32, reordered, result) take about 24 bytes per value;
 # with many workers the slices shrink, so that the total stays within the budget. Several precisions

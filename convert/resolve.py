@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import CheckpointError, RequestError
-from mtp_gguf.gguf_tools.hub_gguf import Announce
-from mtp_gguf.gguf_tools.remote import absent_model, hub_model, is_remote
+from mtp_gguf.gguf_tools.hub.hub_gguf import Announce
+from mtp_gguf.gguf_tools.hub.remote import absent_model, hub_model, is_remote
 
-from .blueprint import HeadChoice
-from .checkpoint import Checkpoint, head_test, open_checkpoint, read_config
-from .family import wanted
-from .hub import fetch
-from .hub_checkpoint import open_hub_checkpoint, open_hub_head, stream_hub_checkpoint
+from .checkpoints.checkpoint import Checkpoint, head_test, open_checkpoint, read_config
+from .checkpoints.hub import fetch
+from .checkpoints.hub_checkpoint import open_hub_checkpoint, open_hub_head, stream_hub_checkpoint
+from .families.blueprint import HeadChoice
+from .families.family import wanted
 
 
 def model_name(model: str) -> str | None:

@@ -12,20 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.convert import qwen, qwen3_5, qwen3_next
-from mtp_gguf.convert.blueprint import Blueprint, HeadChoice
-from mtp_gguf.convert.checkpoint import LAYERS_KEY, Checkpoint, PlacedTensor
-from mtp_gguf.convert.config import ConfigReader
-from mtp_gguf.convert.family import find_family
-from mtp_gguf.convert.precision import Override, choose_types
-from mtp_gguf.convert.quantized import SCHEMES
-from mtp_gguf.convert.qwen import Dims, Entry
-from mtp_gguf.convert.recipe import Target
+from mtp_gguf.convert.checkpoints.checkpoint import LAYERS_KEY, Checkpoint, PlacedTensor
+from mtp_gguf.convert.checkpoints.config import ConfigReader
+from mtp_gguf.convert.checkpoints.quantized import SCHEMES
+from mtp_gguf.convert.families import qwen, qwen3_5, qwen3_next
+from mtp_gguf.convert.families.blueprint import Blueprint, HeadChoice
+from mtp_gguf.convert.families.family import find_family
+from mtp_gguf.convert.families.qwen import Dims, Entry
+from mtp_gguf.convert.plans.precision import Override, choose_types
+from mtp_gguf.convert.plans.recipe import Target
 from mtp_gguf.gguf_tools import vision
-from mtp_gguf.gguf_tools.format import Value, ValueType
-from mtp_gguf.gguf_tools.safetensors import StoredTensor
-from mtp_gguf.gguf_tools.sources import FileSource
-from mtp_gguf.gguf_tools.tensor_types import Q8_0
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.safetensors import StoredTensor
+from mtp_gguf.gguf_tools.files.tensor_types import Q8_0
+from mtp_gguf.gguf_tools.hub.sources import FileSource
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.real_tools.rows import ROWS, SAME

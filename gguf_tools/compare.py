@@ -16,10 +16,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .format import ArrayRef, Scalar, tensor_bytes
-from .head import plain_shape
+from .files.format import ArrayRef, Scalar, tensor_bytes
+from .files.tensor_types import BY_NAME, F32, TensorType
+from .heads.head import plain_shape
 from .model import Model
-from .tensor_types import BY_NAME, F32, TensorType
 
 R = TypeVar("R")
 Rows = NDArray[np.float32]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .system import cache_root
+from .machine.system import cache_root
 
 # "0": nothing is kept. Another value: the path of the file. The patched llama-server reads it, too.
 VARIABLE = "MTP_GGUF_DEPTH_FILE"

@@ -13,24 +13,24 @@ from enum import Enum
 from pathlib import Path
 from sys import byteorder
 
-from .acceptance import Stored, read_stored
-from .draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, required_ids
-from .drafters import Drafter
-from .drafters import misfits as misfits_of_drafter
 from .errors import FormatError, RequestError
-from .fastmtp import DraftInUse, DraftLayout, StoredDraftVocabulary, draft_in_use
-from .format import ArrayRef, ValueType
-from .head import MtpHead
-from .head_files import models_beside, trunks_beside
-from .head_values import HeadValues, head_values
-from .loadable import load_faults
-from .loader_rules import refusals
+from .files.format import ArrayRef, ValueType
+from .files.loadable import load_faults
+from .files.loader_rules import refusals
+from .files.tensor_types import F32
+from .heads.acceptance import Stored, read_stored
+from .heads.draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, required_ids
+from .heads.drafters import Drafter
+from .heads.drafters import misfits as misfits_of_drafter
+from .heads.fastmtp import DraftInUse, DraftLayout, StoredDraftVocabulary, draft_in_use
+from .heads.head import MtpHead
+from .heads.head_files import models_beside, trunks_beside
+from .heads.head_values import HeadValues, head_values
+from .heads.nextn import BLOCKS, CARRIED
+from .hub.remote import download_command, is_remote
+from .machine.shell import quoted
 from .memory import DraftMemory, draft_memory
 from .model import Model
-from .nextn import BLOCKS, CARRIED
-from .remote import download_command, is_remote
-from .shell import quoted
-from .tensor_types import F32
 from .vision import VisionTower, misfits
 
 _HUB_URL = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")

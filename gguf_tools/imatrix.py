@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FormatError, RequestError
-from .fastmtp import EMBEDDING_TENSOR
-from .format import (
+from .files.format import (
     MAGIC,
     GgufFile,
     TensorInfo,
@@ -30,9 +29,10 @@ from .format import (
     lay_out,
     open_gguf,
 )
-from .output import OutputFile
-from .sources import FileSource
-from .tensor_types import F32
+from .files.output import OutputFile
+from .files.tensor_types import F32
+from .heads.fastmtp import EMBEDDING_TENSOR
+from .hub.sources import FileSource
 
 SUMS_SUFFIX = ".in_sum2"
 COUNTS_SUFFIX = ".counts"

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from .fastmtp import (
+from .files.format import ArrayRef, padded
+from .heads.fastmtp import (
     EMBEDDING_TENSOR,
     OUTPUT_TENSOR,
     SHORT_HEAD_SUFFIX,
     StoredDraftVocabulary,
     draft_in_use,
 )
-from .format import ArrayRef, padded
+from .heads.nextn import REPLAYED
 from .model import Model
-from .nextn import REPLAYED
 
 _F16_BYTES, _F32_BYTES = 2, 4
 # llama.cpp rounds a context up to whole buckets; our runtime's cache has one more, for drafts past

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from .drafters import Drafter, read_drafter
 from .errors import FormatError
-from .format import ArrayRef, GgufFile, RawValue, TensorInfo, Value, open_gguf
-from .head import HeadReport, MtpHead, block_of, part_of
-from .loader_rules import refusals
-from .safetensors import SafetensorsFile, checkpoint_files
-from .sources import Source
-from .torch_file import SUFFIXES as WEIGHT_SUFFIXES
-from .torch_file import open_weights
+from .files.format import ArrayRef, GgufFile, RawValue, TensorInfo, Value, open_gguf
+from .files.loader_rules import refusals
+from .files.safetensors import SafetensorsFile, checkpoint_files
+from .files.torch_file import SUFFIXES as WEIGHT_SUFFIXES
+from .files.torch_file import open_weights
+from .heads.drafters import Drafter, read_drafter
+from .heads.head import HeadReport, MtpHead, block_of, part_of
+from .hub.sources import Source
 from .vision import PART, VisionTower, read_tower
 
 Metadata = dict[str, Value | RawValue]

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import FormatError
+from .files.output import OutputFile
+from .hub.sources import FileSource
+from .machine.system import KERNELS, Machine, this_machine
+from .machine.toml_table import Table, read_table, toml_value
 from .model import shard_paths, whole_name
-from .output import OutputFile
-from .sources import FileSource
-from .system import KERNELS, Machine, this_machine
-from .toml_table import Table, read_table, toml_value
 
 FORMAT = 2
 SUFFIX = ".mtp.toml"

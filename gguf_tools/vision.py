@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from .errors import FormatError
-from .format import GgufFile, TensorInfo
-from .nextn import HYBRIDS
+from .files.format import GgufFile, TensorInfo
+from .heads.nextn import HYBRIDS
 
 ARCHITECTURE = "clip"
 FILE_PREFIX = "mmproj-"

@@ -18,8 +18,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from mtp_gguf.gguf_tools.acceptance import POSITIONS, Acceptance, Counts
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.heads.acceptance import POSITIONS, Acceptance, Counts
 from mtp_gguf.gguf_tools.model import shard_paths
 
 from .generate import chat_writer

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.gguf_tools.format import TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.files.format import TensorInfo, open_gguf
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.machine.system import PATCHED, PLUGGED_IN, STOCK
 from mtp_gguf.gguf_tools.model import shard_paths
-from mtp_gguf.gguf_tools.system import PATCHED, PLUGGED_IN, STOCK
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 
 from .errors import NativeError
 from .kernel_share import weight_matrices

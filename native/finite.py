@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import FormatError
+from mtp_gguf.gguf_tools.files.tensor_types import TensorType
+from mtp_gguf.gguf_tools.machine.processors import usable_cores
 from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.gguf_tools.processors import usable_cores
-from mtp_gguf.gguf_tools.tensor_types import TensorType
 
 _CHUNK = 16 << 20  # bytes that a thread reads at a time
 # llama.cpp's name of a layer's output, and the outputs that follow the last layer.

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mtp_gguf.gguf_tools.format import TensorInfo
+from mtp_gguf.gguf_tools.files.format import TensorInfo
 
 from .runtime import plugged_kernels
 

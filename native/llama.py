@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
+from mtp_gguf.gguf_tools.hub.resolve import local_gguf
+from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.processors import computing_threads
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
     AUTO_MAX_DEPTH,
@@ -34,7 +35,6 @@ from mtp_gguf.gguf_tools.profile import (
     DraftSettings,
     find_profile,
 )
-from mtp_gguf.gguf_tools.resolve import local_gguf
 
 from . import log
 from ._bindings import MAX_DEPTH, library
@@ -366,7 +366,7 @@ class MTPLlama(llama_cpp.Llama):
         has no head. local_dir_use_symlinks is ignored, as in huggingface_hub.
         RemoteError says why a download failed.
         """
-        from mtp_gguf.gguf_tools.hub_gguf import Folders, fetch_matching  # noqa: PLC0415  (slow)
+        from mtp_gguf.gguf_tools.hub.hub_gguf import Folders, fetch_matching  # noqa: PLC0415  (slow)
 
         _check_names(cls, kwargs)
         head = kwargs.get("mtp_head")

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.sources import FileSource
-from mtp_gguf.gguf_tools.system import cache_root
+from mtp_gguf.gguf_tools.hub.sources import FileSource
+from mtp_gguf.gguf_tools.machine.system import cache_root
 
 from ._bindings import check, library
 from ._owner import Owner

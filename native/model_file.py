@@ -5,8 +5,8 @@ from pathlib import Path
 import jinja2
 
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
-from mtp_gguf.gguf_tools.format import ValueType, open_gguf
-from mtp_gguf.gguf_tools.loadable import load_faults
+from mtp_gguf.gguf_tools.files.format import ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.loadable import load_faults
 from mtp_gguf.gguf_tools.model import open_model
 
 from .errors import ModelRefusedError

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from mtp_gguf.gguf_tools.heads.nextn import REPLAYED
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.nextn import REPLAYED
 from mtp_gguf.gguf_tools.profile import AUTO
 
 from .libraries import device_name

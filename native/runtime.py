@@ -34,7 +34,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from mtp_gguf.gguf_tools.system import cpu_features, shared_library
+from mtp_gguf.gguf_tools.machine.system import cpu_features, shared_library
 
 from .errors import LibraryMismatchError
 from .layouts import UNDERSTOOD, Sample, declare_what_is_there, fit_structs

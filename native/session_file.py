@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
-from mtp_gguf.gguf_tools.output import OutputFile, check_output
+from mtp_gguf.gguf_tools.files.output import OutputFile, check_output
 
 from ._bindings import SessionField, SessionFileInfo, SessionSection, check, library
 from .errors import ModelRefusedError, NativeError

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools import os_files
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError
-from mtp_gguf.gguf_tools.output import remove_leftovers
+from mtp_gguf.gguf_tools.files.output import remove_leftovers
+from mtp_gguf.gguf_tools.machine import os_files
 
 from .session_file import SessionHeader, is_session, read_tokens, write_session
 

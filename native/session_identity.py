@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.files.tensor_types import BY_ID
 from mtp_gguf.gguf_tools.profile import identify
-from mtp_gguf.gguf_tools.tensor_types import BY_ID
 
 from ._bindings import library
 from .exact import kernels

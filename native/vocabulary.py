@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.loadable import vocabulary_faults
+from mtp_gguf.gguf_tools.files.loadable import vocabulary_faults
 
 from ._bindings import check, library
 

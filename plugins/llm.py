@@ -17,9 +17,9 @@ import llm
 from pydantic import Field
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.files.output import OutputFile
+from mtp_gguf.gguf_tools.hub.remote import hub_gguf
 from mtp_gguf.gguf_tools.model import open_model, whole_name
-from mtp_gguf.gguf_tools.output import OutputFile
-from mtp_gguf.gguf_tools.remote import hub_gguf
 
 if TYPE_CHECKING:
     from mtp_gguf.native.chat import Chat, Message

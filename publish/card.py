@@ -6,10 +6,10 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from mtp_gguf.convert.general import MODEL_CARD
-from mtp_gguf.gguf_tools.acceptance import CORPUS, CORPUS_VERSION, Acceptance
+from mtp_gguf.convert.plans.general import MODEL_CARD
+from mtp_gguf.gguf_tools.heads.acceptance import CORPUS, CORPUS_VERSION, Acceptance
+from mtp_gguf.gguf_tools.hub.remote import hub_model
 from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX
-from mtp_gguf.gguf_tools.remote import hub_model
 
 from .release import Release
 

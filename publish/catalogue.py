@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.remote import hub_model, on_hub
+from mtp_gguf.gguf_tools.hub.remote import hub_model, on_hub
 
 _NAME = "{name}"
 

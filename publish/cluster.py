@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from mtp_gguf.convert.pipeline import Work
 from mtp_gguf.gguf_tools.errors import ClusterError, MtpGgufError, RemoteError
-from mtp_gguf.gguf_tools.processors import usable_cores
+from mtp_gguf.gguf_tools.machine.processors import usable_cores
 
 from .file_units import FileUnit, make_file
 from .units import Failure, Unit, carry_out, finished, packed, units_of

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 from huggingface_hub import CommitOperationAdd
 
+from mtp_gguf.convert.checkpoints.source_rows import SourceRows
 from mtp_gguf.convert.pipeline import run
-from mtp_gguf.convert.plan import Plan, Shard
-from mtp_gguf.convert.source_rows import SourceRows
+from mtp_gguf.convert.plans.plan import Plan, Shard
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 
 from .release import Release

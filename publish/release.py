@@ -12,21 +12,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.convert.acceptance import poor_text, record_acceptance
-from mtp_gguf.convert.blueprint import HeadChoice
-from mtp_gguf.convert.checkpoint import Checkpoint, is_vision
-from mtp_gguf.convert.plan import Plan, Request
-from mtp_gguf.convert.plan_checkpoint import make_plans
+from mtp_gguf.convert.checkpoints.checkpoint import Checkpoint, is_vision
+from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.heads.acceptance import poor_text, record_acceptance
+from mtp_gguf.convert.plans.plan import Plan, Request
+from mtp_gguf.convert.plans.plan_checkpoint import make_plans
 from mtp_gguf.convert.resolve import model_name
-from mtp_gguf.gguf_tools.acceptance import read_stored
 from mtp_gguf.gguf_tools.doctor import Severity, diagnose
 from mtp_gguf.gguf_tools.errors import OutputError, RequestError
+from mtp_gguf.gguf_tools.files.tensor_types import F16
+from mtp_gguf.gguf_tools.heads.acceptance import read_stored
+from mtp_gguf.gguf_tools.hub.remote import open_remote_model
+from mtp_gguf.gguf_tools.hub.sources import version_of
 from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.progress import Progress
-from mtp_gguf.gguf_tools.remote import open_remote_model
-from mtp_gguf.gguf_tools.sources import version_of
-from mtp_gguf.gguf_tools.tensor_types import F16
 from mtp_gguf.gguf_tools.vision import PART
 
 RECORD = "release.json"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from mtp_gguf.convert.checkpoints.slices import Slice
+from mtp_gguf.convert.checkpoints.source_rows import SourceRows
 from mtp_gguf.convert.pipeline import Work, process
-from mtp_gguf.convert.recipe import Target
-from mtp_gguf.convert.slices import Slice
-from mtp_gguf.convert.source_rows import SourceRows
-from mtp_gguf.gguf_tools import os_files
+from mtp_gguf.convert.plans.recipe import Target
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError, RequestError
 from mtp_gguf.gguf_tools.imatrix import Imatrix
+from mtp_gguf.gguf_tools.machine import os_files
 
 # Bytes of the sources that a unit reads. Each takes a share of what is left, so that the last ones
 # are small and end at about the same time; two of the least keep a worker's connections busy.

@@ -10,8 +10,8 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from mtp_gguf.gguf_tools.errors import RemoteError
-from mtp_gguf.gguf_tools.hub_errors import hub_errors
-from mtp_gguf.gguf_tools.remote import HubModel
+from mtp_gguf.gguf_tools.hub.hub_errors import hub_errors
+from mtp_gguf.gguf_tools.hub.remote import HubModel
 
 from .release import Record
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.tensor_types import BF16, F16, F32, TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import BF16, F16, F32, TensorType
 
 _API_VERSION = 1
 _OK = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.tensor_types import TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import TensorType
 from mtp_gguf.native.subprocesses import run_module
 
 

@@ -37,9 +37,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.gguf_tools import os_files
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
-from mtp_gguf.gguf_tools.system import cpu_features, shared_library
+from mtp_gguf.gguf_tools.machine import os_files
+from mtp_gguf.gguf_tools.machine.system import cpu_features, shared_library
 
 from .cpu_variants import CpuVariant, cpu_variants
 from .patches import (

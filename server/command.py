@@ -7,13 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from mtp_gguf.gguf_tools.drafters import Drafter
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
-from mtp_gguf.gguf_tools.nextn import BLOCKS
-from mtp_gguf.gguf_tools.processors import are_limited, computing_threads
+from mtp_gguf.gguf_tools.heads.drafters import Drafter
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.heads.nextn import BLOCKS
+from mtp_gguf.gguf_tools.machine.processors import are_limited, computing_threads
+from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings
-from mtp_gguf.gguf_tools.shell import quoted
 
 from .address import Address
 from .find import LlamaServer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.system import PATCHED, STOCK, runs_kernels
+from mtp_gguf.gguf_tools.machine.system import PATCHED, STOCK, runs_kernels
 
 from .build import find_build
 

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
-from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.gguf_tools.machine.system import shared_library
 
 _PRELOAD = "LD_PRELOAD"
 SWITCH = "MTP_GGUF_KERNELS"  # "0" turns the kernels off

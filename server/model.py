@@ -4,17 +4,17 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.acceptance import read_stored
-from mtp_gguf.gguf_tools.drafters import Drafter
-from mtp_gguf.gguf_tools.drafters import misfits as drafter_misfits
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
-from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR, DraftLayout
-from mtp_gguf.gguf_tools.head import HeadReport
-from mtp_gguf.gguf_tools.head_files import heads_beside
-from mtp_gguf.gguf_tools.loadable import load_faults
+from mtp_gguf.gguf_tools.files.loadable import load_faults
+from mtp_gguf.gguf_tools.heads.acceptance import read_stored
+from mtp_gguf.gguf_tools.heads.drafters import Drafter
+from mtp_gguf.gguf_tools.heads.drafters import misfits as drafter_misfits
+from mtp_gguf.gguf_tools.heads.fastmtp import EMBEDDING_TENSOR, DraftLayout
+from mtp_gguf.gguf_tools.heads.head import HeadReport
+from mtp_gguf.gguf_tools.heads.head_files import heads_beside
+from mtp_gguf.gguf_tools.heads.nextn import BLOCKS
+from mtp_gguf.gguf_tools.hub.sources import what_is_at
 from mtp_gguf.gguf_tools.model import open_model as open_gguf_model
-from mtp_gguf.gguf_tools.nextn import BLOCKS
-from mtp_gguf.gguf_tools.sources import what_is_at
 from mtp_gguf.gguf_tools.vision import FILE_PREFIX, VisionTower, misfits
 
 _SMALL = 1.5e9  # weights

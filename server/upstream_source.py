@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.system import cache_root
+from mtp_gguf.gguf_tools.machine.system import cache_root
 
 PIN = "pin"
 _FOLDERS = {"llama-cpp-python": "vendor/llama.cpp", "xllamacpp": "thirdparty/llama.cpp"}

@@ -177,3 +177,10 @@ def test_readme_has_the_command(heading: str) -> None:
     if heading == "Test it":
         line = next(li.strip() for li in section.splitlines() if li.strip().startswith("pip "))
         assert line in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("room", ["convert", "gguf_tools"])
+def test_folders_are_small(room: str) -> None:
+    """A newcomer guesses the folder of a question, and then reads a list of at most 16 modules."""
+    for folder in [ROOT / room, *(p.parent for p in (ROOT / room).rglob("__init__.py"))]:
+        assert len(list(folder.glob("*.py"))) <= 16, folder

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.convert.acceptance import VARIABLE
+from mtp_gguf.convert.heads.acceptance import VARIABLE
 from support.checkpoint_edits import edit_tensors
 from support.commands import invoke, run_python
 from support.hub_commands import environment

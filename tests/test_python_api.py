@@ -19,7 +19,7 @@ from mtp_gguf.cli.convert import convert as convert_command
 from mtp_gguf.cli.graft import graft as graft_command
 from mtp_gguf.cli.train_head import train_head as train_head_command
 from mtp_gguf.convert.api import Converted, convert
-from mtp_gguf.convert.graft import graft
+from mtp_gguf.convert.heads.graft import graft
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError, RequestError
 from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.train.api import train_head
@@ -83,9 +83,11 @@ def test_nothing_heavy_is_imported_before_a_call() -> None:
 def test_the_package_is_the_function() -> None:
     """In any order of imports."""
     for program in (
-        "import mtp_gguf.convert; from mtp_gguf.convert import api, plan; import mtp_gguf",
-        "from mtp_gguf import convert; import mtp_gguf.convert.plan; import mtp_gguf",
-        "import mtp_gguf; mtp_gguf.convert; mtp_gguf.train_head; from mtp_gguf.convert import plan",
+        "import mtp_gguf.convert; from mtp_gguf.convert import api; "
+        "from mtp_gguf.convert.plans import plan; import mtp_gguf",
+        "from mtp_gguf import convert; import mtp_gguf.convert.plans.plan; import mtp_gguf",
+        "import mtp_gguf; mtp_gguf.convert; mtp_gguf.train_head; "
+        "from mtp_gguf.convert.plans import plan",
     ):
         check = "import types; assert isinstance(mtp_gguf.convert, types.ModuleType)"
         call = "assert callable(mtp_gguf.convert) and callable(mtp_gguf.graft)"

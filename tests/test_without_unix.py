@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools import os_files
+from mtp_gguf.gguf_tools.machine import os_files
 from support.commands import MAIN, run_python
 
 HIDE = """
@@ -29,7 +29,7 @@ for name in (
 for name in ("SIGHUP", "SIGKILL", "SIGALRM", "SIGBUS", "SIGUSR1", "setitimer", "pthread_kill"):
     delattr(signal, name)
 
-from mtp_gguf.gguf_tools import os_files
+from mtp_gguf.gguf_tools.machine import os_files
 
 os_files.lock = lambda fd, wait=False: True  # Windows has msvcrt for it
 """

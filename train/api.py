@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.convert.acceptance import AcceptanceCheck, is_measured, record_acceptance
+from mtp_gguf.convert.heads.acceptance import AcceptanceCheck, is_measured, record_acceptance
 from mtp_gguf.convert.options import (
     StrPath,
     check_range,
@@ -15,14 +15,14 @@ from mtp_gguf.convert.options import (
     listed,
     output_file,
 )
-from mtp_gguf.gguf_tools.acceptance import LEAST
 from mtp_gguf.gguf_tools.errors import OptionError, RequestError
-from mtp_gguf.gguf_tools.new_file import head_warnings, output_path
-from mtp_gguf.gguf_tools.output import check_output
+from mtp_gguf.gguf_tools.files.new_file import head_warnings, output_path
+from mtp_gguf.gguf_tools.files.output import check_output
+from mtp_gguf.gguf_tools.heads.acceptance import LEAST
+from mtp_gguf.gguf_tools.hub.resolve import local_gguf
+from mtp_gguf.gguf_tools.machine.system import MAX_THREADS
+from mtp_gguf.gguf_tools.machine.text_files import paragraphs, whole_texts
 from mtp_gguf.gguf_tools.progress import QUIET, Progress
-from mtp_gguf.gguf_tools.resolve import local_gguf
-from mtp_gguf.gguf_tools.system import MAX_THREADS
-from mtp_gguf.gguf_tools.text_files import paragraphs, whole_texts
 
 from .options import (
     EPOCHS,

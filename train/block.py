@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.fastmtp import SHORT_HEAD_SUFFIX, DraftLayout
-from mtp_gguf.gguf_tools.head import OUTPUT_NORM_TENSOR
+from mtp_gguf.gguf_tools.heads.fastmtp import SHORT_HEAD_SUFFIX, DraftLayout
+from mtp_gguf.gguf_tools.heads.head import OUTPUT_NORM_TENSOR
+from mtp_gguf.gguf_tools.heads.nextn import BLOCKS
 from mtp_gguf.gguf_tools.model import Model
-from mtp_gguf.gguf_tools.nextn import BLOCKS
 from mtp_gguf.quantize import ggml
 
 from .config import FORMS, BlockConfig, Rope

@@ -6,7 +6,7 @@ The same keys and defaults as native/src/head/head_config.cpp; a test compares t
 from dataclasses import dataclass
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.gguf_tools.head import MtpHead
+from mtp_gguf.gguf_tools.heads.head import MtpHead
 
 _SCALINGS = ("none", "linear", "yarn")
 _DEFAULT_CONTEXT = 1 << 18

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError, RequestError
-from mtp_gguf.gguf_tools.torch_file import open_weights
+from mtp_gguf.gguf_tools.files.torch_file import open_weights
 
 INDEX_NAME = "data.json"
 SHARD_BYTES = 64 << 20

@@ -17,37 +17,37 @@ from safetensors.numpy import save_file
 
 from mtp_gguf.bench.costs import cycle_costs
 from mtp_gguf.bench.model import BenchModel, Setting
-from mtp_gguf.convert.converted_head import converted_head
-from mtp_gguf.convert.draft_vocabulary import DraftVocabulary, rank_by_counts
-from mtp_gguf.convert.head_checkpoint import checkpoint_head
+from mtp_gguf.convert.heads.converted_head import converted_head
+from mtp_gguf.convert.heads.draft_vocabulary import DraftVocabulary, rank_by_counts
+from mtp_gguf.convert.heads.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
-from mtp_gguf.convert.precision import parse_tensor_type
-from mtp_gguf.gguf_tools import process_memory, processors
-from mtp_gguf.gguf_tools.acceptance import reserved
-from mtp_gguf.gguf_tools.carrier import CARRIER, carry
-from mtp_gguf.gguf_tools.draft_list import (
+from mtp_gguf.convert.plans.precision import parse_tensor_type
+from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.files.format import Value
+from mtp_gguf.gguf_tools.files.new_file import write_file
+from mtp_gguf.gguf_tools.files.output import OutputFile
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, inserted, write
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.heads.acceptance import reserved
+from mtp_gguf.gguf_tools.heads.carrier import CARRIER, carry
+from mtp_gguf.gguf_tools.heads.draft_list import (
     BEFORE_TOKENIZER,
     DraftList,
     list_faults,
     read_draft_list,
     required_ids,
 )
-from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-from mtp_gguf.gguf_tools.fastmtp import default_size
-from mtp_gguf.gguf_tools.format import Value
-from mtp_gguf.gguf_tools.interrupted import Interrupted, leaves_nothing
+from mtp_gguf.gguf_tools.heads.fastmtp import default_size
+from mtp_gguf.gguf_tools.heads.nextn import CARRIED
+from mtp_gguf.gguf_tools.heads.transplant import head_alone, with_head
+from mtp_gguf.gguf_tools.hub.resolve import names_gguf, open_any_model
+from mtp_gguf.gguf_tools.machine import process_memory, processors
+from mtp_gguf.gguf_tools.machine.interrupted import Interrupted, leaves_nothing
+from mtp_gguf.gguf_tools.machine.shell import quoted
+from mtp_gguf.gguf_tools.machine.text import human_bytes
 from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.gguf_tools.new_file import write_file
-from mtp_gguf.gguf_tools.nextn import CARRIED
-from mtp_gguf.gguf_tools.output import OutputFile
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.progress import Progress
-from mtp_gguf.gguf_tools.resolve import names_gguf, open_any_model
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, inserted, write
-from mtp_gguf.gguf_tools.shell import quoted
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
-from mtp_gguf.gguf_tools.text import human_bytes
-from mtp_gguf.gguf_tools.transplant import head_alone, with_head
 
 from .block import Weights, fresh_weights, read_weights
 from .collect import CollectSettings, Texts, bytes_needed, collect

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mtp_gguf.gguf_tools.errors import OutputError, RequestError
-from mtp_gguf.gguf_tools.fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
+from mtp_gguf.gguf_tools.heads.fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
 from mtp_gguf.gguf_tools.model import Model
 
 from . import measure

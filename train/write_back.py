@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
-from mtp_gguf.gguf_tools.tensor_types import F16, F32, TensorType
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.files.tensor_types import F16, F32, TensorType
 from mtp_gguf.quantize import ggml
 
 # llama.cpp keeps the router of a mixture of experts in F32.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .convert.api import convert as convert
-    from .convert.graft import graft as graft
+    from .convert.heads.graft import graft as graft
     from .train.api import train_head as train_head
 
 __version__: str
 
-_FUNCTIONS = {"graft": ".convert.graft", "train_head": ".train.api"}
+_FUNCTIONS = {"graft": ".convert.heads.graft", "train_head": ".train.api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,9 @@ import pytest
 from mtp_gguf.bench.explain import Cause, Measured, Usage, causes
 from mtp_gguf.bench.quality import Drafting
 from mtp_gguf.gguf_tools.doctor import diagnose
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from support.commands import check_refusal, invoke, succeed
 from support.gguf_files import edited
 from support.models import Models

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools import system
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
+from mtp_gguf.gguf_tools.machine import system
+from mtp_gguf.gguf_tools.machine.system import PATCHED, STOCK, Machine, this_machine
 from mtp_gguf.gguf_tools.profile import (
     Candidate,
     Costs,
@@ -21,7 +22,6 @@ from mtp_gguf.gguf_tools.profile import (
     read_profiles,
     write_profile,
 )
-from mtp_gguf.gguf_tools.system import PATCHED, STOCK, Machine, this_machine
 
 PROFILE = Profile(
     ModelIdentity(4711, "ab" * 32),

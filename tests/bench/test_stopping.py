@@ -22,8 +22,8 @@ from mtp_gguf.bench.result import BenchResult
 from mtp_gguf.bench.run import Watcher, run_bench
 from mtp_gguf.bench.search import Space
 from mtp_gguf.bench.tune import TuneOptions, tune
+from mtp_gguf.gguf_tools.machine.system import PATCHED, STOCK
 from mtp_gguf.gguf_tools.profile import profile_path, read_profiles
-from mtp_gguf.gguf_tools.system import PATCHED, STOCK
 from mtp_gguf.native.exact import kernels
 from mtp_gguf.server.find import VARIABLE
 from support.commands import invoke

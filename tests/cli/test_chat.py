@@ -25,7 +25,7 @@ from mtp_gguf.cli.conversation import Conversation
 from mtp_gguf.cli.drafting_model import drafting_model
 from mtp_gguf.cli.token_colors import style
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.native.chat import Chat, ThinkingText
 from mtp_gguf.native.sampling import Sampling

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from mtp_gguf.cli import app, progress
-from mtp_gguf.gguf_tools.text import printable
+from mtp_gguf.gguf_tools.machine.text import printable
 from support.checkpoint_edits import edit_tensors, write_repeating
 from support.checkpoints import SMALL, TINY, Spec
 from support.commands import invoke, spawn

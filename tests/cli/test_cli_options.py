@@ -316,7 +316,7 @@ class TestEnds:
     def test_ctrl_c_exits_with_130(self, models: Models, tmp_path: Path) -> None:
         """And says that nothing was written only where something would have been."""
         slow = (
-            "import time; from mtp_gguf.gguf_tools import transplant\n"
+            "import time; from mtp_gguf.gguf_tools.heads import transplant\n"
             "import mtp_gguf.cli.list_tensors as listing\n"
             "def wait(*_):\n    print('on', flush=True); time.sleep(60)\n"
             "transplant.strip = listing.read_listing = wait"

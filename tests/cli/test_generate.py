@@ -13,8 +13,8 @@ import pytest
 from mtp_gguf.cli import generate
 from mtp_gguf.cli.drafting_model import drafting_model
 from mtp_gguf.cli.stop_strings import StopStrings
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from support.commands import check_refusal, invoke, spawn
 from support.models import Models
 

@@ -18,17 +18,17 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.convert.blueprint import HeadChoice
-from mtp_gguf.convert.checkpoint import open_checkpoint
+from mtp_gguf.convert.checkpoints.checkpoint import open_checkpoint
+from mtp_gguf.convert.checkpoints.source_rows import SourceRows
+from mtp_gguf.convert.families.blueprint import HeadChoice
 from mtp_gguf.convert.pipeline import run
-from mtp_gguf.convert.plan import Request
-from mtp_gguf.convert.plan_checkpoint import make_plans
-from mtp_gguf.convert.source_rows import SourceRows
+from mtp_gguf.convert.plans.plan import Request
+from mtp_gguf.convert.plans.plan_checkpoint import make_plans
 from mtp_gguf.gguf_tools.errors import FormatError
+from mtp_gguf.gguf_tools.files.rewrite import write
+from mtp_gguf.gguf_tools.files.tensor_types import F16
+from mtp_gguf.gguf_tools.heads.transplant import strip
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.rewrite import write
-from mtp_gguf.gguf_tools.tensor_types import F16
-from mtp_gguf.gguf_tools.transplant import strip
 from support.checkpoints import SMALL, write_checkpoint
 from support.commands import invoke
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.convert.plan import path_of_another
+from mtp_gguf.convert.plans.plan import path_of_another
 from support.checkpoints import SMALL, SPECS, Spec
 from support.commands import held, invoke
 from support.conversions import converted, refused
@@ -91,7 +91,7 @@ def test_from_a_gguf_and_in_shards(models: Models, output: Path, tmp_path: Path)
 def test_each_weight_is_read_once(
     models: Models, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mtp_gguf.convert.source_rows import SourceRows  # noqa: PLC0415
+    from mtp_gguf.convert.checkpoints.source_rows import SourceRows  # noqa: PLC0415
 
     read, whole = [], SourceRows.read
 

@@ -863,7 +863,7 @@ class TestOutput:
         assert held(output) == before
         assert not held(temporary)
 
-    @pytest.mark.parametrize("loaded", ["", "mtp_gguf.convert.plan_checkpoint"])
+    @pytest.mark.parametrize("loaded", ["", "mtp_gguf.convert.plans.plan_checkpoint"])
     def test_memory_is_short(self, loaded: str, models: Models, output: Path) -> None:
         """A library cannot be loaded, or an object cannot be made."""
         limit = f"""

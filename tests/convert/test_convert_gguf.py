@@ -132,10 +132,10 @@ class TestSameBytes:
 
     def test_norms_that_are_not_in_f32(self, files: Files, output: Path) -> None:
         """Tensors that llama-quantize never quantizes keep their type."""
-        from mtp_gguf.gguf_tools.format import TensorSpec  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.files.format import TensorSpec  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.files.tensor_types import F16  # noqa: PLC0415
         from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.tensor_types import F16  # noqa: PLC0415
 
         source = output / "half-norms.gguf"
         with open_model(files.get(BARE)) as model:
@@ -363,9 +363,9 @@ class TestRefused:
     def test_metadata_that_llama_cpp_does_not_bear(
         self, key: str, value: int | None, word: str, files: Files, output: Path
     ) -> None:
-        from mtp_gguf.gguf_tools.format import Value, ValueType  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.files.format import Value, ValueType  # noqa: PLC0415
+        from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, copies, write  # noqa: PLC0415
         from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.rewrite import OutputSpec, copies, write  # noqa: PLC0415
 
         source = output / "x.gguf"
         with open_model(files.get(TINY)) as model:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools.processors import usable_cores
+from mtp_gguf.gguf_tools.machine.processors import usable_cores
 from support.checkpoints import SMALL, SPECS, TINY, Spec
 from support.commands import held, invoke
 from support.conversions import converted

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.quantize import quantizer
 from support.checkpoints import SMALL
 from support.commands import invoke, spawn

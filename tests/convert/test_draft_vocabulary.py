@@ -17,8 +17,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from tokenizers import Tokenizer
 
-from mtp_gguf.convert import draft_vocabulary
-from mtp_gguf.gguf_tools.fastmtp import default_size
+from mtp_gguf.convert.heads import draft_vocabulary
+from mtp_gguf.gguf_tools.heads.fastmtp import default_size
 from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoint_edits import edit_json, read_tensors, write_repeating
 from support.checkpoints import ADDED_TOKENS, SMALL, TINY, TRAINING_TEXT, token_id

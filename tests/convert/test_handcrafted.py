@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.gguf_tools.format import open_gguf
+from mtp_gguf.gguf_tools.files.format import open_gguf
 from support.upstream import handcrafted
 
 pytestmark = pytest.mark.upstream

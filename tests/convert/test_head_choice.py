@@ -11,9 +11,9 @@ from mtp_gguf.bench import head_speed
 from mtp_gguf.bench.head_costs import TrunkShape, read_costs, write_costs
 from mtp_gguf.bench.head_speed import HeadFile, HeadSpeed, measure_heads, speeds_of
 from mtp_gguf.bench.quality import best_depth
-from mtp_gguf.convert import head_choice
 from mtp_gguf.convert.api import convert
-from mtp_gguf.convert.head_choice import fastest
+from mtp_gguf.convert.plans import head_choice
+from mtp_gguf.convert.plans.head_choice import fastest
 from support.commands import held, invoke, refused, succeed
 from support.models import DEMO, Models
 

@@ -15,7 +15,7 @@ from subprocess import Popen
 
 import pytest
 
-from mtp_gguf.gguf_tools.text import human_bytes
+from mtp_gguf.gguf_tools.machine.text import human_bytes
 from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import TINY
 from support.commands import held, spawn

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf.convert import mix, target_mix
-from mtp_gguf.convert.mix import (
+from mtp_gguf.convert.plans import mix, target_mix
+from mtp_gguf.convert.plans.mix import (
     Choice,
     Errors,
     Knapsack,
@@ -20,12 +20,12 @@ from mtp_gguf.convert.mix import (
     recipe_lines,
     write_recipe,
 )
-from mtp_gguf.convert.plan import RECIPE_KEY
-from mtp_gguf.convert.recipe import Recipe, Target
+from mtp_gguf.convert.plans.plan import RECIPE_KEY
+from mtp_gguf.convert.plans.recipe import Recipe, Target
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.format import Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native.runtime import plugged_kernels
 from support.commands import invoke, refused, succeed
 from support.gguf_files import tensors_of

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools import remote
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.hub import remote
 from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
 from support.checkpoints import TINY, Spec, write_checkpoint, write_safetensors

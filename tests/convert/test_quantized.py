@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.checkpoint import PlacedTensor, Quantization
-from mtp_gguf.convert.quantized import SCHEMES, wants_16_bit_inputs
-from mtp_gguf.convert.weights import Nvfp4Weight, ScaledWeight, nvfp4_group_order
-from mtp_gguf.gguf_tools.safetensors import StoredTensor
-from mtp_gguf.gguf_tools.sources import FileSource
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.convert.checkpoints.checkpoint import PlacedTensor, Quantization
+from mtp_gguf.convert.checkpoints.quantized import SCHEMES, wants_16_bit_inputs
+from mtp_gguf.convert.checkpoints.weights import Nvfp4Weight, ScaledWeight, nvfp4_group_order
+from mtp_gguf.gguf_tools.files.safetensors import StoredTensor
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.hub.sources import FileSource
 from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
 from support.checkpoints import Array, Spec, write_safetensors
 from support.commands import check_refusal, invoke

@@ -18,7 +18,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.numpy import load_file as load_numpy
 
-from mtp_gguf.gguf_tools.head import plain_shape
+from mtp_gguf.gguf_tools.heads.head import plain_shape
 from mtp_gguf.native.runtime import llama_cpp
 from support.commands import refused, succeed
 from support.gguf_files import value_of

@@ -22,18 +22,19 @@ from time import sleep
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.blueprint import HeadChoice
-from mtp_gguf.convert.checkpoint import Checkpoint, open_checkpoint
+from mtp_gguf.convert.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mtp_gguf.convert.checkpoints.source_rows import SourceRows
+from mtp_gguf.convert.families.blueprint import HeadChoice
 from mtp_gguf.convert.pipeline import run
-from mtp_gguf.convert.plan import DraftRequest, Request
-from mtp_gguf.convert.plan_checkpoint import make_plans
-from mtp_gguf.convert.source_rows import SourceRows
-from mtp_gguf.gguf_tools import os_files, read_ahead, remote
+from mtp_gguf.convert.plans.plan import DraftRequest, Request
+from mtp_gguf.convert.plans.plan_checkpoint import make_plans
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError, RemoteError
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout
-from mtp_gguf.gguf_tools.remote import RemoteSource
-from mtp_gguf.gguf_tools.safetensors import SafetensorsFile, read_safetensors
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.safetensors import SafetensorsFile, read_safetensors
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
+from mtp_gguf.gguf_tools.hub import read_ahead, remote
+from mtp_gguf.gguf_tools.hub.remote import RemoteSource
+from mtp_gguf.gguf_tools.machine import os_files
 from support.checkpoint_edits import edit_tensors
 from support.checkpoints import SMALL, SPECS, TINY, Array, Spec
 from support.commands import HEARS_SIGNALS, held
@@ -334,7 +335,7 @@ class TestResumes:
         folder = models.checkpoint(KINDS[0])
         whole, calls = shutil.disk_usage, iter([10**12, 9])
         usage = lambda path: whole(path)._replace(free=next(calls))  # noqa: E731
-        monkeypatch.setattr("mtp_gguf.gguf_tools.output.shutil.disk_usage", usage)
+        monkeypatch.setattr("mtp_gguf.gguf_tools.files.output.shutil.disk_usage", usage)
         with Web(folder) as web, pytest.raises(OutputError, match="9 are free"):
             convert(from_web(folder, web), request(output))
         assert not held(output)
@@ -375,7 +376,7 @@ class TestCommand:
     def test_is_the_default_without_room(self, hub: Hub, output: Path) -> None:
         no_room = (
             "import shutil; usage = shutil.disk_usage\n"
-            "from mtp_gguf.convert import hub\n"
+            "from mtp_gguf.convert.checkpoints import hub\n"
             "hub.shutil = type('shutil', (), {'disk_usage': lambda _: usage('/')._replace(free=9)})"
         )
         home = output / "home"
@@ -409,7 +410,8 @@ class TestCommand:
     ) -> None:
         """The first call stops where the server does."""
         prelude = (
-            "from mtp_gguf.gguf_tools import output, read_ahead, remote\n"
+            "from mtp_gguf.gguf_tools.files import output\n"
+            "from mtp_gguf.gguf_tools.hub import read_ahead, remote\n"
             f"read_ahead.CHUNK_BYTES = remote.CHUNK_BYTES = {CHUNK}\n"
             "output._SYNC_SECONDS = 0\n"
             "from mtp_gguf.convert import pipeline; pipeline._RESUMABLE_VALUES = 256 * 31\n"

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fuzz.native_corpus import DENSE, MOE
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
-from mtp_gguf.gguf_tools.format import ValueType
+from mtp_gguf.gguf_tools.files.format import ValueType
 from mtp_gguf.native._bindings import library
 from support.commands import invoke
 from support.draw_mutations import random_mutations

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out, open_gguf
-from mtp_gguf.gguf_tools.tensor_types import I64, TensorType
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out, open_gguf
+from mtp_gguf.gguf_tools.files.tensor_types import I64, TensorType
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.depth import DepthChooser, Outcome
 from mtp_gguf.native.lookup_files import Corpus

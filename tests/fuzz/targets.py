@@ -7,9 +7,9 @@ is a file that is taken although its promises are broken.
 from __future__ import annotations
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.gguf_tools.format import GgufFile, TensorSpec, lay_out
-from mtp_gguf.gguf_tools.head import MtpHead, part_of
-from mtp_gguf.gguf_tools.safetensors import read_safetensors
+from mtp_gguf.gguf_tools.files.format import GgufFile, TensorSpec, lay_out
+from mtp_gguf.gguf_tools.files.safetensors import read_safetensors
+from mtp_gguf.gguf_tools.heads.head import MtpHead, part_of
 from support.byte_source import ByteSource
 
 # A reader may slide its window, which is larger than what is fuzzed here, once for each field that

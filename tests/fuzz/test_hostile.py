@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from fuzz.native_corpus import DENSE, MOE
 
-from mtp_gguf.gguf_tools.format import ValueType
+from mtp_gguf.gguf_tools.files.format import ValueType
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.trial import try_model
@@ -255,7 +255,8 @@ def test_load_tries_the_model(
 
     # A crash that no check foresees: the child has none of the checks.
     (tmp_path / "sitecustomize.py").write_text(
-        "import mtp_gguf.gguf_tools.loadable as loadable\nloadable.load_faults = lambda _: []\n"
+        "import mtp_gguf.gguf_tools.files.loadable as loadable\n"
+        "loadable.load_faults = lambda _: []\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     crashing = write(tmp_path, FAULTS["too many layers"], contents)

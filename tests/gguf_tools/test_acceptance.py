@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert import acceptance as graft_end
-from mtp_gguf.convert import head_gate
-from mtp_gguf.gguf_tools import process_memory
-from mtp_gguf.gguf_tools.acceptance import LEAST
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
-from mtp_gguf.gguf_tools.text import human_bytes
+from mtp_gguf.convert.heads import acceptance as graft_end
+from mtp_gguf.convert.heads import head_gate
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.heads.acceptance import LEAST
+from mtp_gguf.gguf_tools.machine import process_memory
+from mtp_gguf.gguf_tools.machine.text import human_bytes
 from mtp_gguf.native import acceptance as measuring
 from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
 from mtp_gguf.native.errors import HeadMissingError
@@ -125,7 +125,7 @@ def test_a_list_without_the_words(demo: Path, tmp_path: Path) -> None:
 def test_no_check_loads_nothing(
     demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtp_gguf.convert.graft.record_acceptance", None)
+    monkeypatch.setattr("mtp_gguf.convert.heads.graft.record_acceptance", None)
     assert graft(demo, demo / "hf", tmp_path / "made.gguf", "--no-check")["acceptance"] is None
 
 

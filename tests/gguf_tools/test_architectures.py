@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from support.commands import held, invoke, refused, succeed
 from support.gguf_files import edited
 from support.upstream.nextn_models import (

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mtp_gguf.convert.acceptance import check_acceptance
-from mtp_gguf.gguf_tools.acceptance import LEAST
+from mtp_gguf.convert.heads.acceptance import check_acceptance
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.heads.acceptance import LEAST
 from mtp_gguf.gguf_tools.progress import QUIET
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from support.commands import succeed
 from support.gguf_files import edited
 from support.models import DEMO, Models

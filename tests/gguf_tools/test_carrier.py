@@ -13,8 +13,8 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
-from mtp_gguf.gguf_tools.tensor_types import F32
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.tensor_types import F32
 from mtp_gguf.native import MTPLlama
 from support.carried_models import HEAD, LAYERS, VOCABULARY, WIDTH, write_model
 from support.commands import invoke, refused, succeed

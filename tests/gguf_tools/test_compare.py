@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.compare import explained_difference, explained_error
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.files.tensor_types import BF16, BY_NAME, F16, F32
 from mtp_gguf.gguf_tools.model import Metadata
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
-from mtp_gguf.gguf_tools.tensor_types import BF16, BY_NAME, F16, F32
 from mtp_gguf.quantize import ggml
 from support.checkpoint_edits import edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec

@@ -14,10 +14,10 @@ import gguf
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.model import Metadata
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.replay import replays
 from support.checkpoint_edits import edit_json, edit_tensors

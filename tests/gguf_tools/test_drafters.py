@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
-from mtp_gguf.gguf_tools.local_models import models_in
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.hub.local_models import models_in
 from support.commands import check_refusal, invoke, refused, succeed
 from support.drafters import write_drafter
 from support.gguf_files import edited, loads

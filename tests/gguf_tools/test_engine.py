@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools import output as output_module
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files import output as output_module
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.output import OutputFile
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, copies, write
+from mtp_gguf.gguf_tools.files.tensor_types import F32
+from mtp_gguf.gguf_tools.heads.transplant import graft
+from mtp_gguf.gguf_tools.hub.sources import FileSource
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.gguf_tools.output import OutputFile
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, write
-from mtp_gguf.gguf_tools.sources import FileSource
-from mtp_gguf.gguf_tools.tensor_types import F32
-from mtp_gguf.gguf_tools.transplant import graft
 from support.checkpoints import DENSE
 from support.commands import held, refused, succeed
 from support.gguf_files import edited

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.draft_list import list_faults
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout, StoredDraftVocabulary, draft_in_use
-from mtp_gguf.gguf_tools.format import ArrayRef, Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.format import ArrayRef, Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.heads.draft_list import list_faults
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout, StoredDraftVocabulary, draft_in_use
 from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import DENSE, MOE, SPECS, Spec
 from support.commands import held, refused, succeed

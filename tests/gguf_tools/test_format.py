@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtp_gguf.gguf_tools import format as gguf_format
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.gguf_tools.format import (
+from mtp_gguf.gguf_tools.files import format as gguf_format
+from mtp_gguf.gguf_tools.files.format import (
     ArrayRef,
     GgufFile,
     Layout,
@@ -28,7 +28,7 @@ from mtp_gguf.gguf_tools.format import (
     open_gguf,
     padded,
 )
-from mtp_gguf.gguf_tools.tensor_types import BY_ID, F32, Q8_0
+from mtp_gguf.gguf_tools.files.tensor_types import BY_ID, F32, Q8_0
 from support.byte_source import ByteSource
 from support.ggml_reader import Answer, describe
 from support.golden_gguf import CASES, FIELDS, SOUND, Case, assembled, mutant, start_of, u32, u64

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from mtp_gguf import gguf_tools
-from mtp_gguf.gguf_tools.format import TensorSpec
+from mtp_gguf.gguf_tools.files.format import TensorSpec
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.model import list_tensors, open_model
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft, Head

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
@@ -145,7 +145,7 @@ def test_a_head_that_does_not_fit_is_refused_before_it_is_read(
     def unexpected(*_: object) -> None:
         raise AssertionError("a weight was read")
 
-    monkeypatch.setattr("mtp_gguf.convert.source_rows.SourceRows.read", unexpected)
+    monkeypatch.setattr("mtp_gguf.convert.checkpoints.source_rows.SourceRows.read", unexpected)
     folder = models.checkpoint(dataclasses.replace(DENSE, name="deep", layers=8))
     trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     words = ("8 trunk layers",)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools.fastmtp import DraftLayout, StoredDraftVocabulary
-from mtp_gguf.gguf_tools.format import GgufFile, TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.head import HeadReport, MtpHead, part_of
-from mtp_gguf.gguf_tools.nextn import BLOCKS, OUR_ARCHITECTURES
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, I64, TensorType
+from mtp_gguf.gguf_tools.files.format import GgufFile, TensorSpec, Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, F16, F32, I64, TensorType
+from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout, StoredDraftVocabulary
+from mtp_gguf.gguf_tools.heads.head import HeadReport, MtpHead, part_of
+from mtp_gguf.gguf_tools.heads.nextn import BLOCKS, OUR_ARCHITECTURES
 from support.byte_source import ByteSource
 
 HEAD = 3  # block of the head: the trunk has blocks 0 to 2

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.head_gate import FAIL, WARN, HeadGate, is_small
-from mtp_gguf.gguf_tools import process_memory
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
+from mtp_gguf.convert.heads.head_gate import FAIL, WARN, HeadGate, is_small
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.machine import process_memory
 from support.commands import invoke, refused, succeed
 from support.gguf_files import edited
 from support.models import Models
@@ -71,7 +71,7 @@ def test_a_type_that_loses_too_much_is_not_recommended(
     compared = graft(trunk, source, "--mtp-type", "Q4_K")
     assert compared is not None
     assert compared["lost"] > 0
-    monkeypatch.setattr("mtp_gguf.convert.head_gate.WARN", compared["lost"] * 0.9)
+    monkeypatch.setattr("mtp_gguf.convert.heads.head_gate.WARN", compared["lost"] * 0.9)
     compared = graft(trunk, source, "--mtp-type", "Q2_K")
     assert compared is not None
     assert compared["better"] in {"Q5_K", "Q6_K", "Q8_0", "F16"}
@@ -81,7 +81,7 @@ def test_a_type_that_loses_too_much_is_not_recommended(
 def test_too_much_is_refused_before_anything_is_written(
     trunk: Path, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtp_gguf.convert.head_gate.FAIL", 0.1)
+    monkeypatch.setattr("mtp_gguf.convert.heads.head_gate.FAIL", 0.1)
     source, made = models.checkpoint("demo"), trunk.with_name("made.gguf")
     words = ("--from", source, "-o", made, "--mtp-type", "Q2_K")
     message = refused(trunk.parent, "graft", trunk, *words, words=("--mtp-type Q4_K", "--force"))

@@ -15,16 +15,16 @@ from gguf import GGUFReader
 from typer.testing import Result
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.gguf_tools.format import (
+from mtp_gguf.gguf_tools.files.format import (
     TensorSpec,
     Value,
     ValueType,
     lay_out,
     open_gguf,
 )
+from mtp_gguf.gguf_tools.files.safetensors import open_safetensors
+from mtp_gguf.gguf_tools.files.tensor_types import F32
 from mtp_gguf.gguf_tools.model import ListedTensor, list_tensors, shard_path, shard_paths
-from mtp_gguf.gguf_tools.safetensors import open_safetensors
-from mtp_gguf.gguf_tools.tensor_types import F32
 from support.checkpoints import SMALL, SPECS
 from support.commands import check_refusal, invoke
 from support.golden_gguf import CASES, assembled, u64

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from mtp_gguf.gguf_tools.doctor import Severity, diagnose
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
 from support.checkpoints import DENSE, MOE
 from support.commands import invoke
 from support.gguf_files import edited

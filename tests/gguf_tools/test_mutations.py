@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.format import open_gguf
+from mtp_gguf.gguf_tools.files.format import open_gguf
 from support.checkpoints import DENSE, MOE
 from support.commands import held, invoke
 from support.models import Models

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools import os_files, output
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
-from mtp_gguf.gguf_tools.output import OutputFile, check_output, commit_all
-from mtp_gguf.gguf_tools.sources import FileSource
+from mtp_gguf.gguf_tools.files import output
+from mtp_gguf.gguf_tools.files.output import OutputFile, check_output, commit_all
+from mtp_gguf.gguf_tools.hub.sources import FileSource
+from mtp_gguf.gguf_tools.machine import os_files
 
 
 def names(folder: Path) -> list[str]:
@@ -181,7 +182,8 @@ def test_leftovers_of_killed_processes_are_removed(target: Path) -> None:
     for other in others:
         other.write_bytes(b"another's")
     script = (
-        "import sys; from pathlib import Path; from mtp_gguf.gguf_tools.output import OutputFile\n"
+        "import sys; from pathlib import Path; "
+        "from mtp_gguf.gguf_tools.files.output import OutputFile\n"
         "with OutputFile(Path(sys.argv[1]), 3) as file: print(flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -318,9 +320,10 @@ def test_more_than_the_disk_has_is_refused_at_once(target: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from mtp_gguf.gguf_tools import os_files, output
+from mtp_gguf.gguf_tools.machine import os_files
+from mtp_gguf.gguf_tools.files import output
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError
-from mtp_gguf.gguf_tools.output import OutputFile
+from mtp_gguf.gguf_tools.files.output import OutputFile
 path, size, lowered = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 def lower():
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from mtp_gguf.gguf_tools import control_groups, process_memory
+from mtp_gguf.gguf_tools.machine import control_groups, process_memory
 
 MACHINE = 4_096_000  # bytes that are free in it
 MIB = 1 << 20

@@ -11,14 +11,15 @@ from typing import Protocol
 
 import pytest
 
-from mtp_gguf.gguf_tools import control_groups, processors
+from mtp_gguf.gguf_tools.machine import control_groups, processors
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="other systems list their cores otherwise"
 )
 
 SAY = (
-    "from mtp_gguf.gguf_tools.processors import are_limited, computing_threads, usable_cores\n"
+    "from mtp_gguf.gguf_tools.machine.processors import (are_limited, "
+    "computing_threads, usable_cores)\n"
     "print(usable_cores(), computing_threads(), are_limited())"
 )
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from mtp_gguf.gguf_tools.nextn import BLOCKS
+from mtp_gguf.gguf_tools.heads.nextn import BLOCKS
 from support.commands import check_refusal, invoke, refused, succeed
 from support.gguf_files import differing, loads, tensors_of, value_of
 from support.stand_in_server import PATCHED_HELP, write_stand_in

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools import copies, output, rewrite
-from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files import copies, output, rewrite
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.output import OutputFile
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.hub.sources import FileSource
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.output import OutputFile
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, write
-from mtp_gguf.gguf_tools.sources import FileSource
 from support.checkpoints import DENSE
 from support.models import Models
 

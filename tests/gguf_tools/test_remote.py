@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools import remote
 from mtp_gguf.gguf_tools.errors import FormatError, RemoteError
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, open_gguf
-from mtp_gguf.gguf_tools.model import Metadata
-from mtp_gguf.gguf_tools.remote import (
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.files.tensor_types import F32
+from mtp_gguf.gguf_tools.hub import remote
+from mtp_gguf.gguf_tools.hub.remote import (
     RemoteSource,
     absent_model,
     file_url,
@@ -27,8 +28,7 @@ from mtp_gguf.gguf_tools.remote import (
     hub_model,
     is_remote,
 )
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
-from mtp_gguf.gguf_tools.tensor_types import F32
+from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import DENSE, MOE, SPECS
 from support.commands import invoke, refused, succeed
 from support.gguf_files import edited

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.gguf_tools.safetensors import (
+from mtp_gguf.gguf_tools.files.safetensors import (
     DTYPE_BITS,
     MAX_HEADER_BYTES,
     SafetensorsFile,

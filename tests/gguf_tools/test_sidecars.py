@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from mtp_gguf.gguf_tools.head_files import heads_beside, model_name, sidecar_name, type_in_name
+from mtp_gguf.gguf_tools.heads.head_files import (
+    heads_beside,
+    model_name,
+    sidecar_name,
+    type_in_name,
+)
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import MTPLlama
 from support.checkpoints import MOE, SPECS

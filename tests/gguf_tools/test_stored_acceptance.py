@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert import acceptance as measuring
-from mtp_gguf.gguf_tools.acceptance import (
+from mtp_gguf.convert.heads import acceptance as measuring
+from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.files.format import RawValue, Value, ValueType, encoded_keys, open_gguf
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, copies, write
+from mtp_gguf.gguf_tools.heads.acceptance import (
     LEAST,
     Acceptance,
     Counts,
@@ -21,10 +24,7 @@ from mtp_gguf.gguf_tools.acceptance import (
     reserved,
     store,
 )
-from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.format import RawValue, Value, ValueType, encoded_keys, open_gguf
 from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX, Metadata, header_keys, open_model
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, copies, write
 from mtp_gguf.native.acceptance import measure_acceptance
 from mtp_gguf.native.llama import MTPLlama
 from mtp_gguf.server.model import open_model as open_served
@@ -130,7 +130,7 @@ def test_a_remote_file_is_not_compared(
     def refuse(*_: object) -> str:
         raise AssertionError("bytes of tensors are read")
 
-    monkeypatch.setattr("mtp_gguf.gguf_tools.acceptance._digest", refuse)
+    monkeypatch.setattr("mtp_gguf.gguf_tools.heads.acceptance._digest", refuse)
     monkeypatch.setenv("NO_PROXY", "*")
     with Web(made[0].parent) as web:
         found = succeed("list-tensors", web.url(made[0].name), "--mtp")

@@ -8,7 +8,7 @@ import pytest
 
 from mtp_gguf.bench.plan import Amount, Plan
 from mtp_gguf.cli.bench_table import plan_lines
-from mtp_gguf.gguf_tools import system
+from mtp_gguf.gguf_tools.machine import system
 
 
 @pytest.mark.parametrize(

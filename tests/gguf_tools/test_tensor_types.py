@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.tensor_types import BY_ID, BY_NAME, TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import BY_ID, BY_NAME, TensorType
 from support.ggml_reader import ggml_base
 
 

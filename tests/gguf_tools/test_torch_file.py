@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.gguf_tools.torch_file import open_torch_file
+from mtp_gguf.gguf_tools.files.torch_file import open_torch_file
 from support.checkpoint_edits import read_tensors
 from support.checkpoints import TINY
 from support.commands import check_refusal, invoke

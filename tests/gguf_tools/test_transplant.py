@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.model import Metadata
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import refused, succeed
 from support.gguf_files import differing, edited, greedy_text, tensors_of, value_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import DENSE
 from support.commands import invoke, refused

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.native.exact import LANES_ROWS, MAX_ROWS
 from mtp_gguf.native.runtime import VARIABLE
 from support.llama_libraries import CHOICE

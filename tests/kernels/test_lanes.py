@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.quantize.ggml import dequantize as decode
 from support.kernels.ggml_calls import Floats
 from support.kernels.results import (

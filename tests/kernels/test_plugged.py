@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.gguf_tools.machine.system import shared_library
 from mtp_gguf.native.runtime import VARIABLE, native_library
 from support import llama_libraries
 from support.commands import MAIN, refused, succeed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value
+from mtp_gguf.gguf_tools.files.format import Value
 from support import places
 from support.gguf_files import Rewrite, Tensor, rewritten
 

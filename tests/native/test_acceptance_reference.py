@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.acceptance import POSITIONS
+from mtp_gguf.gguf_tools.heads.acceptance import POSITIONS
 from mtp_gguf.native.acceptance import measure_acceptance, places_of
 from mtp_gguf.native.llama import MTPLlama
 from support.models import DEMO, Models

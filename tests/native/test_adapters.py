@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
 from mtp_gguf.native import ModelRefusedError, MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 

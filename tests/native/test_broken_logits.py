@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.format import open_gguf
-from mtp_gguf.gguf_tools.tensor_types import F32
+from mtp_gguf.gguf_tools.files.format import open_gguf
+from mtp_gguf.gguf_tools.files.tensor_types import F32
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.session import Session
 from support import places

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.native import MessagesError, MTPLlama
 from mtp_gguf.native.chat_template import ChatTemplate
 from support.gguf_files import Rewrite

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fuzz.native_corpus import DENSE
 
-from mtp_gguf.gguf_tools.format import ValueType
+from mtp_gguf.gguf_tools.files.format import ValueType
 from support.commands import MAIN
 from support.gguf_mutations import Mutation, Retype, SetKey, mutated, read_content
 from support.models import Models
@@ -33,7 +33,9 @@ from mtp_gguf.native.crashes import tell_crashes
 tell_crashes()
 ctypes.CDLL(sys.argv[1]).overflow(0)
 """
-UNCHECKED = "import mtp_gguf.gguf_tools.loadable as loadable\nloadable.load_faults = lambda _: []\n"
+UNCHECKED = (
+    "import mtp_gguf.gguf_tools.files.loadable as loadable\nloadable.load_faults = lambda _: []\n"
+)
 
 
 @pytest.fixture(scope="module")

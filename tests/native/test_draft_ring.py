@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.draft_vocabulary import rank_by_id
-from mtp_gguf.gguf_tools.draft_list import required_ids
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.convert.heads.draft_vocabulary import rank_by_id
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.heads.draft_list import required_ids
 from mtp_gguf.gguf_tools.memory import draft_memory
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind

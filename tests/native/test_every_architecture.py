@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.nextn import BLOCKS, OUR_ARCHITECTURES
+from mtp_gguf.gguf_tools.heads.nextn import BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.native import Checkpoint, CheckpointKind, MTPLlama, NativeError, Session
 from mtp_gguf.native.head import Draft, Head, SequenceTask
 from mtp_gguf.native.session_file import read_header

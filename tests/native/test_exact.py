@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.exact import Batches, exact_batches, has_product_kernels, sgemm_tensors
 from mtp_gguf.native.runtime import llama_cpp

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.blueprint import HeadChoice
-from mtp_gguf.gguf_tools.fastmtp import IDS_KEY
-from mtp_gguf.gguf_tools.format import open_gguf
+from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.gguf_tools.files.format import open_gguf
+from mtp_gguf.gguf_tools.heads.fastmtp import IDS_KEY
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft, SequenceTask
 from mtp_gguf.native.head import Head as AnyHead

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import TensorInfo
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.format import TensorInfo
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.native.kernel_share import KernelShare, kernel_share, weight_matrices
 from mtp_gguf.native.runtime import plugged_kernels
 from support.commands import succeed

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
 from mtp_gguf.native.exact import MAX_ROWS, SGEMM_TYPES, SPLIT_CACHE_TYPES, has_product_kernels
 from support.ggml_graph import attention, expert_product, product
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.native import MTPLlama, NativeError, llama
 from mtp_gguf.native.logprobs import TokenLogprobs
 from mtp_gguf.native.runtime import llama_cpp

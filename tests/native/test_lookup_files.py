@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
-from mtp_gguf.gguf_tools.sources import FileSource
+from mtp_gguf.gguf_tools.hub.sources import FileSource
 from mtp_gguf.native import MTPLlama, lookup_files
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.lookup_files import Corpus, open_lookup_files

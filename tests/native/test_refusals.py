@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType, open_gguf
-from mtp_gguf.gguf_tools.tensor_types import F16, F32, I64
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.tensor_types import F16, F32, I64
 from mtp_gguf.native.errors import HeadMissingError, ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head as AnyHead
 from support.gguf_files import Rewrite, Tensor

@@ -17,7 +17,7 @@ import pytest
 
 import mtp_gguf
 from mtp_gguf import gguf_tools
-from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.gguf_tools.machine.system import shared_library
 from mtp_gguf.native import runtime as module
 from mtp_gguf.native._bindings import library
 from mtp_gguf.native.runtime import VARIABLE

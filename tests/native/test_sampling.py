@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from mtp_gguf.cli.generate import generate as generate_command
-from mtp_gguf.gguf_tools.tensor_types import F32
+from mtp_gguf.gguf_tools.files.tensor_types import F32
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.format import open_gguf
+from mtp_gguf.gguf_tools.files.format import open_gguf
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.exact import sgemm_tensors

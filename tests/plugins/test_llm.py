@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from llm.cli import cli
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.plugins.llm import GgufModel, loaded
 from support.commands import run_python, succeed

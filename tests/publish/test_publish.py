@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from mtp_gguf.convert import acceptance
-from mtp_gguf.gguf_tools.acceptance import read_stored
+from mtp_gguf.convert.heads import acceptance
+from mtp_gguf.gguf_tools.heads.acceptance import read_stored
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.publish.catalogue import Entry, read_catalogue
 from support.checkpoints import TINY
@@ -175,7 +175,7 @@ class TestQuality:
     def test_models_that_do_not_fit_are_not_measured(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("mtp_gguf.gguf_tools.process_memory.free_memory", lambda: 1000)
+        monkeypatch.setattr("mtp_gguf.gguf_tools.machine.process_memory.free_memory", lambda: 1000)
         (tmp_path / "text.txt").write_text("text")
         words = (*self.WORDS, "-o", tmp_path / "out", "--text", tmp_path / "text.txt")
         done = invoke(*words)
@@ -249,7 +249,7 @@ class TestList:
 # machine's) and its own peak memory, to which the kernel's figure adds that of this process.
 USAGE = """
 import atexit, time
-from mtp_gguf.gguf_tools.process_memory import peak_memory
+from mtp_gguf.gguf_tools.machine.process_memory import peak_memory
 atexit.register(lambda: print(time.process_time(), peak_memory()))
 """
 

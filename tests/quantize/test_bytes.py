@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, F16, TensorType
 from mtp_gguf.quantize import quantizer
 from support.quantize.cases import (
     CASES,

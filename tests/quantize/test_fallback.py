@@ -29,7 +29,7 @@ pytestmark = [
 
 REASON = "ggml: this build of it rounds differently from the kernel"
 REPORT = """
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.quantize import quantizer
 for name in {names}:
     print(name, quantizer.kernel(BY_NAME[name], False), sep="=")

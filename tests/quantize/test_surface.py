@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
 from mtp_gguf.quantize import ggml, quantizer
 from support.quantize.cases import KINDS, SOURCES, rows_of, weights_of
 

@@ -45,7 +45,7 @@ def test_not_finite(values: str, target: str) -> None:
 def test_unknown_target() -> None:
     code = (
         "import numpy as np\n"
-        "from mtp_gguf.gguf_tools.tensor_types import BY_NAME\n"
+        "from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME\n"
         "from mtp_gguf.quantize import quantizer\n"
         "quantizer.quantize_rows(BY_NAME['Q4_K'], np.zeros((1, 256), np.float32))\n"
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
+from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.native.head import Head
 from support.commands import succeed
 from support.models import ROOT, Dial, Models

@@ -28,7 +28,7 @@ import pytest
 from typer.testing import Result
 
 from mtp_gguf.gguf_tools.errors import ServerError
-from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.gguf_tools.machine.system import shared_library
 from mtp_gguf.server import build as module
 from mtp_gguf.server import patches, upstream_source
 from mtp_gguf.server.build import TARGETS, cmake_options

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.heads.head import HeadReport
+from mtp_gguf.gguf_tools.machine.system import this_machine
 from mtp_gguf.gguf_tools.profile import (
     AUTO,
     DraftSettings,
@@ -21,7 +22,6 @@ from mtp_gguf.gguf_tools.profile import (
     profile_path,
     write_profile,
 )
-from mtp_gguf.gguf_tools.system import this_machine
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.server import command
 from mtp_gguf.server.command import without_key

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.native import MTPLlama, Session
 from mtp_gguf.native.runtime import llama_cpp

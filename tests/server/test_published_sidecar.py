@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
-from mtp_gguf.gguf_tools.head import HeadReport
+from mtp_gguf.gguf_tools.heads.head import HeadReport
 from mtp_gguf.server.model import open_model
 from support.commands import succeed
 from support.models import Files

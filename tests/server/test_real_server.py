@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, IDS_KEY
+from mtp_gguf.gguf_tools.heads.fastmtp import ID_MAP_TENSOR, IDS_KEY
 from support.llama_libraries import skip_where_stock_crashes
 from support.models import Files
 from support.real_server import (

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from mtp_gguf.gguf_tools.format import ValueType
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.format import ValueType
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from support.gguf_mutations import (
     AddTensor,
     Architecture,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, F16, F32, TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, F16, F32, TensorType
 from mtp_gguf.native.runtime import llama_cpp
 
 if TYPE_CHECKING:

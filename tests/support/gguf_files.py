@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from gguf import GGUFReader, ReaderTensor
 
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, lay_out, open_gguf
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, lay_out, open_gguf
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
+from mtp_gguf.gguf_tools.files.tensor_types import TensorType
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.gguf_tools.rewrite import OutputSpec, TensorCopy, write
-from mtp_gguf.gguf_tools.tensor_types import TensorType
 from mtp_gguf.native.runtime import VARIABLE
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from mtp_gguf.gguf_tools.format import ArrayRef, GgufFile, ValueType, open_gguf
-from mtp_gguf.gguf_tools.tensor_types import BY_ID, BY_NAME
+from mtp_gguf.gguf_tools.files.format import ArrayRef, GgufFile, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.tensor_types import BY_ID, BY_NAME
 
 ALIGNMENT = 32
 LARGEST_TENSOR = 4 << 20  # bytes; a mutation that asks for more leaves the data short

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.draft_list import list_faults, read_draft_list
+from mtp_gguf.gguf_tools.heads.draft_list import list_faults, read_draft_list
 from mtp_gguf.gguf_tools.model import open_model
 from support.checkpoints import SMALL, write_checkpoint
 from support.commands import invoke

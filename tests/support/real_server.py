@@ -17,7 +17,7 @@ from typing import Any
 
 from gguf import GGUFReader
 
-from mtp_gguf.gguf_tools.fastmtp import ID_MAP_TENSOR, IDS_KEY
+from mtp_gguf.gguf_tools.heads.fastmtp import ID_MAP_TENSOR, IDS_KEY
 from support.serving import PATIENCE, Serving, serving
 
 PROMPTS = [[5, 6, 7, 8], [9] * 17, list(range(40, 140)), [700, 3, 700, 3, 700]]

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtp_gguf.gguf_tools.system import shared_library
+from mtp_gguf.gguf_tools.machine.system import shared_library
 from mtp_gguf.native.runtime import llama_cpp as llama
 from mtp_gguf.native.runtime import loaded_library
 

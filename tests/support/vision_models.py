@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import TINY, Spec, write_checkpoint
 from support.conversions import converted

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from mtp_gguf.gguf_tools.carrier import carry
 from mtp_gguf.gguf_tools.doctor import value_findings
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy, write
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.heads.carrier import carry
+from mtp_gguf.gguf_tools.heads.transplant import with_head
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.gguf_tools.rewrite import TensorCopy, write
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-from mtp_gguf.gguf_tools.transplant import with_head
 from mtp_gguf.native.head import Head
 from mtp_gguf.train.block import MtpBlock, fresh_weights, read_rows, read_tensor, read_weights
 from mtp_gguf.train.config import BlockConfig

@@ -16,11 +16,11 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file, save_file
 
-from mtp_gguf.convert.head_checkpoint import checkpoint_head
-from mtp_gguf.gguf_tools import process_memory
-from mtp_gguf.gguf_tools.format import Value, ValueType
+from mtp_gguf.convert.heads.head_checkpoint import checkpoint_head
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.machine import process_memory
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.gguf_tools.rewrite import TensorCopy
 from mtp_gguf.native.acceptance import measure_acceptance
 from mtp_gguf.train import trainer as training
 from mtp_gguf.train.block import read_weights

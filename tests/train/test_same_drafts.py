@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from mtp_gguf.gguf_tools.files.rewrite import write
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.heads.transplant import with_head
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.gguf_tools.rewrite import write
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
-from mtp_gguf.gguf_tools.transplant import with_head
 from mtp_gguf.native.head import Head
 from mtp_gguf.train.block import MtpBlock, Weights, read_rows, read_tensor, read_weights
 from mtp_gguf.train.collect import CollectSettings, Job, Trunk

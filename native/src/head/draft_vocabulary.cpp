@@ -14,7 +14,7 @@ namespace mtp {
 static const char * IDS_KEY = "mtp_gguf.fastmtp.token_ids"; // docs/fastmtp.md
 static const char * ID_MAP = "d2t";
 
-// The list of a file without one. Of a smaller vocabulary the whole output costs as little. gguf_tools/fastmtp.py has
+// The list of a file without one. Of a smaller vocabulary the whole output costs as little. gguf_tools/heads/fastmtp.py has
 // the same numbers.
 static const int64_t SMALL_VOCABULARY = 32768;
 static const int64_t DEFAULT_SIZE = 32768;

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.native.plugged_kernels import PluggedKernels, plug_in
 
 Floats = npt.NDArray[np.float32]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 
 from .ggml_calls import TYPES, Bytes, Floats, Ggml, Products
 

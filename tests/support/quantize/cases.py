@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.safetensors import open_safetensors
-from mtp_gguf.gguf_tools.tensor_types import BY_NAME, TensorType
+from mtp_gguf.gguf_tools.files.safetensors import open_safetensors
+from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
 from mtp_gguf.native.runtime import loaded_library
 from mtp_gguf.quantize import quantizer
 

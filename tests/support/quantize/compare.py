@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.tensor_types import F16, TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import F16, TensorType
 from mtp_gguf.quantize import quantizer
 from support.quantize.cases import (
     CASES,

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.tensor_types import F32
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out
+from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 TESTS = Path(__file__).parents[2]
 TRUNK = 2  # layers

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.format import TensorSpec, Value, ValueType, lay_out, open_gguf
-from mtp_gguf.gguf_tools.tensor_types import F32
+from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out, open_gguf
+from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from .sdist import llama_cpp_source
 

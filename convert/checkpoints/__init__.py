@@ -1,0 +1,1 @@
+"""Read Hugging Face checkpoints, on disk and on the hub."""

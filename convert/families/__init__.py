@@ -1,0 +1,1 @@
+"""One module per model family, and what they share."""

@@ -1,0 +1,48 @@
+"""The registry of model families."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from mtp_gguf.gguf_tools.errors import CheckpointError
+
+from ..checkpoints.config import ConfigReader
+from . import glm4_moe, glm5_next, mimo_v2, nemotron_h, qwen3_5, qwen3_next, qwen4_exp, step35
+from .blueprint import Family, HeadChoice
+
+_FAMILIES: tuple[Family, ...] = (
+    qwen3_5,
+    qwen3_next,
+    qwen4_exp,
+    glm4_moe,
+    glm5_next,
+    mimo_v2,
+    nemotron_h,
+    step35,
+)
+
+
+def wanted(
+    config: dict[str, Any], where: Path, parts: Collection[HeadChoice]
+) -> Callable[[str], bool]:
+    """Whether a conversion of any of these parts of the model reads a source tensor.
+
+    where: the config's file. CheckpointError as find_family.
+    """
+    family = find_family(config, where)
+    return lambda name: any(family.wants(name, part, config) for part in parts)
+
+
+def find_family(config: dict[str, Any], where: Path) -> Family:
+    """The family that supports the config's architecture; CheckpointError if there is none.
+
+    where: the config's file, for the message.
+    """
+    architecture = ConfigReader(str(where), config).architecture
+    for family in _FAMILIES:
+        if architecture in family.ARCHITECTURES:
+            return family
+    known = ", ".join(name for family in _FAMILIES for name in family.ARCHITECTURES)
+    raise CheckpointError(
+        f"{where}: architectures: expected one of {known}, found {architecture!r}"
+    )

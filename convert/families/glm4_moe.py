@@ -1,0 +1,159 @@
+"""GLM-4.5, 4.6 and 4.7: the MTP head of their checkpoints, which `graft` adds to a GGUF.
+
+The GGUF side is llama.cpp's `glm4moe` (src/models/glm4-moe.cpp), the Hugging Face side the layer
+after the trunk's, which transformers' `glm4_moe` does not load. Nothing is transformed. Whole
+models are left to llama.cpp's converter, which writes the head, too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.files.format import Value
+from mtp_gguf.gguf_tools.files.tensor_types import F32
+
+from ..checkpoints.checkpoint import Checkpoint, head_test
+from ..checkpoints.claims import Claims, Shape, ggml_shape
+from ..checkpoints.config import ConfigReader
+from ..checkpoints.quantized import check_schemes
+from ..plans.recipe import Recipe, Target
+from .blueprint import MAX_LAYERS, SIGMOID, Blueprint, HeadChoice, typed
+
+ARCHITECTURES: tuple[str, ...] = ("Glm4MoeForCausalLM",)
+
+_ARCHITECTURE = "glm4moe"
+
+
+@dataclass(frozen=True)
+class _Dims:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    experts: int
+    expert_ffn: int
+    shared_experts: int
+
+
+def wants(name: str, head: HeadChoice, config: dict[str, Any]) -> bool:
+    """Whether a conversion of this part of the model reads the source tensor `name`."""
+    return head is HeadChoice.BLOCK and head_test(config)(name)
+
+
+def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+    """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
+    config = checkpoint.reader
+    if head is not HeadChoice.BLOCK:
+        raise CheckpointError(
+            f"{checkpoint.folder}: of GLM-4.5 only the MTP head is converted (graft MODEL.gguf "
+            "--from this); llama.cpp's convert_hf_to_gguf.py converts whole models with their head"
+        )
+    dims = _read_dims(config)
+    check_schemes(tensor for name, tensor in checkpoint.tensors.items() if checkpoint.in_head(name))
+    claims = Claims(checkpoint)
+    targets = tuple(_targets(claims, dims))
+    trunk = tuple(f"model.layers.{i}." for i in range(dims.layers))
+    outside = (*trunk, "model.embed_tokens.", "model.norm.", "lm_head.")
+    return Blueprint(
+        architecture=_ARCHITECTURE,
+        hparams=_hparams(config, dims),
+        targets=targets,
+        skipped=claims.skipped(dict.fromkeys(outside, "outside the MTP head")),
+        n_trunk=dims.layers,
+        n_mtp=1,
+        n_vocab=dims.vocab,
+        output=None,
+    )
+
+
+def _read_dims(c: ConfigReader) -> _Dims:
+    """The sizes of the config, with the defaults of transformers' Glm4MoeConfig."""
+    if (found := c.size("num_nextn_predict_layers", 0, least=0)) != 1:
+        raise c.fault("num_nextn_predict_layers", "1, the number that llama.cpp drafts with", found)
+    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    return _Dims(
+        hidden=hidden,
+        layers=c.size("num_hidden_layers", most=MAX_LAYERS - 1),
+        heads=heads,
+        kv_heads=c.size("num_key_value_heads", most=heads),
+        head_dim=c.size("head_dim", hidden // heads),
+        vocab=c.size("vocab_size"),
+        experts=c.size("n_routed_experts"),
+        expert_ffn=c.size("moe_intermediate_size"),
+        shared_experts=c.size("n_shared_experts", 1),
+    )
+
+
+def _targets(claims: Claims, d: _Dims) -> Iterator[Target]:
+    source, block = f"model.layers.{d.layers}.", f"blk.{d.layers}."
+
+    def take(name: str, target: str, *shape: int, fixed: bool = False) -> Target:
+        found = claims.source(source + name, shape)
+        always = F32 if fixed or len(shape) == 1 else None
+        return Target(block + target, ggml_shape(shape), Recipe((found,)), always)
+
+    def take_any(name: str, target: str, *shape: int) -> Iterator[Target]:
+        if claims.has(source + name):
+            yield take(name, target, *shape)
+
+    q, kv = d.heads * d.head_dim, d.kv_heads * d.head_dim
+    yield take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
+    yield take("enorm.weight", "nextn.enorm.weight", d.hidden)
+    yield take("hnorm.weight", "nextn.hnorm.weight", d.hidden)
+    yield from take_any("embed_tokens.weight", "nextn.embed_tokens.weight", d.vocab, d.hidden)
+    yield from take_any(
+        "shared_head.head.weight", "nextn.shared_head_head.weight", d.vocab, d.hidden
+    )
+    yield from take_any("shared_head.norm.weight", "nextn.shared_head_norm.weight", d.hidden)
+    yield take("input_layernorm.weight", "attn_norm.weight", d.hidden)
+    yield take("post_attention_layernorm.weight", "post_attention_norm.weight", d.hidden)
+    for name, rows in (("q", q), ("k", kv), ("v", kv)):
+        yield take(f"self_attn.{name}_proj.weight", f"attn_{name}.weight", rows, d.hidden)
+        yield from take_any(f"self_attn.{name}_proj.bias", f"attn_{name}.bias", rows)
+    yield take("self_attn.o_proj.weight", "attn_output.weight", d.hidden, q)
+    for name in ("q_norm", "k_norm"):
+        yield from take_any(f"self_attn.{name}.weight", f"attn_{name}.weight", d.head_dim)
+    yield take("mlp.gate.weight", "ffn_gate_inp.weight", d.experts, d.hidden, fixed=True)
+    yield take("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", d.experts)
+    for part in ("gate", "up", "down"):
+        shape: Shape = (d.expert_ffn, d.hidden)
+        shared: Shape = (d.shared_experts * d.expert_ffn, d.hidden)
+        if part == "down":
+            shape, shared = shape[::-1], shared[::-1]
+        sources = tuple(
+            claims.source(f"{source}mlp.experts.{i}.{part}_proj.weight", shape)
+            for i in range(d.experts)
+        )
+        stack = (*reversed(shape), d.experts)
+        yield Target(f"{block}ffn_{part}_exps.weight", stack, Recipe(sources))
+        yield take(f"mlp.shared_experts.{part}_proj.weight", f"ffn_{part}_shexp.weight", *shared)
+
+
+def _hparams(c: ConfigReader, d: _Dims) -> dict[str, Value]:
+    """The metadata that the head must have in common with the trunk that it is added to."""
+    rope = c.rope()
+    partial = c.number(rope, "partial_rotary_factor", 0.5, least=0, most=1)
+    numbers = {
+        "block_count": d.layers + 1,
+        "context_length": c.size("max_position_embeddings", 131072),
+        "embedding_length": d.hidden,
+        "feed_forward_length": c.size("intermediate_size"),
+        "attention.head_count": d.heads,
+        "attention.head_count_kv": d.kv_heads,
+        "attention.key_length": d.head_dim,
+        "attention.value_length": d.head_dim,
+        "rope.dimension_count": int(d.head_dim * partial),
+        "expert_count": d.experts,
+        "expert_used_count": c.size("num_experts_per_tok", most=d.experts),
+        "expert_feed_forward_length": d.expert_ffn,
+        "expert_shared_count": d.shared_experts,
+        "leading_dense_block_count": c.size("first_k_dense_replace", 1, least=0),
+        "expert_gating_func": SIGMOID,
+        "nextn_predict_layers": 1,
+    }
+    epsilon = c.number(c.config, "rms_norm_eps", 1e-5, least=0)
+    keys = typed(numbers, {"attention.layer_norm_rms_epsilon": epsilon})
+    return {f"{_ARCHITECTURE}.{key}": value for key, value in keys.items()}

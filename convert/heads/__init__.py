@@ -1,0 +1,1 @@
+"""Take the MTP head from another model, and measure it."""

@@ -1,0 +1,1 @@
+"""Decide what a file contains, before tensor data is read."""

@@ -1,0 +1,1 @@
+"""Convert tokenizers and chat templates."""

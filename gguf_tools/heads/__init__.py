@@ -1,0 +1,1 @@
+"""The MTP head in a file, other drafters, and draft vocabularies."""

@@ -1,0 +1,1 @@
+"""Processors, memory, files and terminals: nothing about models."""
