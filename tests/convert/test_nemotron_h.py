@@ -84,12 +84,14 @@ HEAD = {  # its two layers, under the names of the published ones
 
 
 def negated_exp(values: Array) -> Array:
-    return (-np.exp(values.astype(np.float64))).astype(np.float32).reshape(-1, 1)
+    found: Array = -np.exp(values.astype(np.float64)).astype(np.float32)
+    return np.reshape(found, (-1, 1))
 
 
 def halves_alternate(rows: Array) -> Array:
     """The rows of each head, one of its first half and one of its second in alternation."""
-    return rows.reshape(-1, 2, HEAD_DIM // 2, WIDTH).swapaxes(1, 2).reshape(rows.shape)
+    halves = np.reshape(rows, (-1, 2, HEAD_DIM // 2, WIDTH))
+    return np.reshape(np.swapaxes(halves, 1, 2), rows.shape)
 
 
 FAMILY = Family(

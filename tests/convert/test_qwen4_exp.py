@@ -26,6 +26,7 @@ from support.upstream.families import (
     FamilyTests,
     Trunk,
     missing,
+    plus_one,
     tensors_of,
     with_head,
 )
@@ -127,14 +128,9 @@ FAMILY = Family(
         "blk.4.nextn.eh_proj.weight": lambda t: np.concatenate(
             [t["mtp.fc_embedding.weight"], t["mtp.fc_hidden.weight"]], axis=1
         ),
-        **{
-            f"blk.4.nextn.{name}.weight": lambda t, source=source: t[source] + np.float32(1)
-            for name, source in (
-                ("hc_head_norm", "mtp.hyper_connection_mixer.hc_norm.weight"),
-                ("enorm", "mtp.pre_fc_norm_embedding.weight"),
-                ("hnorm", "mtp.pre_fc_norm_hidden.weight"),
-            )
-        },
+        "blk.4.nextn.hc_head_norm.weight": plus_one("mtp.hyper_connection_mixer.hc_norm.weight"),
+        "blk.4.nextn.enorm.weight": plus_one("mtp.pre_fc_norm_embedding.weight"),
+        "blk.4.nextn.hnorm.weight": plus_one("mtp.pre_fc_norm_hidden.weight"),
         "blk.4.indexer.q_proj.weight": lambda t: t[INDEXER][:-INDEX_DIM],
         "blk.4.indexer.k_proj.weight": lambda t: t[INDEXER][-INDEX_DIM:],
     },

@@ -23,6 +23,7 @@ from support.upstream.families import (
     Trunk,
     UpstreamTests,
     missing,
+    plus_one,
     save,
     tensors_of,
 )
@@ -185,13 +186,11 @@ FAMILY = Family(
     compared=("--filter", "blk"),  # no checkpoint has rope_freqs
     differences=differences,
     golden={
-        "blk.6.nextn.enorm.weight": lambda t: t["model.layers.6.enorm.weight"] + np.float32(1),
-        "blk.6.nextn.shared_head_norm.weight": lambda t: (
-            t["model.layers.6.transformer.shared_head.norm.weight"] + np.float32(1)
+        "blk.6.nextn.enorm.weight": plus_one("model.layers.6.enorm.weight"),
+        "blk.6.nextn.shared_head_norm.weight": plus_one(
+            "model.layers.6.transformer.shared_head.norm.weight"
         ),
-        "blk.5.attn_q_norm.weight": lambda t: (
-            t["model.layers.5.self_attn.q_norm.weight"] + np.float32(1)
-        ),
+        "blk.5.attn_q_norm.weight": plus_one("model.layers.5.self_attn.q_norm.weight"),
     },
     damaged=[
         (

@@ -200,6 +200,11 @@ def values_of(path: Path) -> dict[str, Array]:
     return {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(path).tensors}
 
 
+def plus_one(name: str) -> Callable[[dict[str, Array]], Array]:
+    """A golden tensor that is a norm of the checkpoint plus 1, as llama.cpp multiplies by it."""
+    return lambda tensors: tensors[name] + np.float32(1)
+
+
 def missing(_: Any) -> None:
     """What becomes of a tensor that is left out."""
 
