@@ -149,11 +149,11 @@ class FamilyTests:
 
     def test_damaged_tensors(
         self,
-        damage: tuple[str, Callable[[Any], Any], str],
+        spoiled: tuple[str, Callable[[Any], Any], str],
         checkpoint: Path,
         tmp_path: Path,
     ) -> None:
-        name, changed, said = damage
+        name, changed, said = spoiled
         folder = tmp_path / "damaged"
         shutil.copytree(checkpoint, folder)
         tensors = tensors_of(folder)
