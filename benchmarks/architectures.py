@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from decode import server, server_round
+from decode import complete, server, server_round
 from dial_model import nextn_models, write_dial_gguf
 
 from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, OUR_ARCHITECTURES
@@ -42,14 +40,7 @@ ROUNDS = 5
 def served(binary: str, model: Path, depth: int, tokens: int, *options: str) -> tuple[Any, str]:
     """The tokens of llama-server, and its accepted and drafted tokens."""
     with server(binary, str(model), depth, 1, "-c", "512", "--no-repack", *options) as url:
-        body = {"prompt": PROMPT, "n_predict": tokens, "temperature": 0, "ignore_eos": True}
-        request = urllib.request.Request(
-            f"{url}/completion",
-            json.dumps({**body, "repeat_penalty": 1.0, "return_tokens": True}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            result = json.load(answer)
+        result = complete(url, PROMPT, tokens, return_tokens=True)
     timings = result["timings"]
     return result["tokens"], _share(timings.get("draft_n_accepted", 0), timings.get("draft_n", 0))
 

@@ -11,6 +11,7 @@ llama.cpp would.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -80,9 +81,9 @@ def instructions(command: list[str | Path], kind: str, columns: int, layout: str
 
 def main() -> None:
     """Build the programs, count their instructions and print the table."""
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="for llama.cpp's source and the programs")
+    folder: Path = parser.parse_args().folder
     folder.mkdir(exist_ok=True)
     unpack_llama_cpp(fetch_archive(), folder / "source")
     apply(read_patches(), folder / "source")

@@ -19,7 +19,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import psutil  # noqa: E402
 from stream import MODEL  # noqa: E402
 
-from convert import checkpoint_of, parser  # noqa: E402
+from convert import checkpoint_of, parser, polling  # noqa: E402
 from support.hub_commands import environment  # noqa: E402
 from support.upload_hub import TARGET, UploadHub  # noqa: E402
 
@@ -55,31 +54,22 @@ class Run:
     cpu_seconds: float
 
 
-class Watch(threading.Thread):
-    """Polls the workers of a command: their peak memory, and the CPU time of all processes."""
+class Usage:
+    """Of a command: the peak memory of its workers, and the CPU seconds of all processes by id."""
 
     def __init__(self, pid: int) -> None:
-        super().__init__()
         self.peak = 0
-        self._cpu: dict[int, float] = {}
+        self.cpu: dict[int, float] = {}
         self._process = psutil.Process(pid)
-        self._stop_polling = threading.Event()
 
-    def run(self) -> None:
-        """Poll until `end` is called."""
-        while not self._stop_polling.wait(_POLL):
-            with suppress(psutil.Error):
-                for process in (self._process, *self._process.children(recursive=True)):
-                    times = process.cpu_times()
-                    self._cpu[process.pid] = times.user + times.system
-                    if "spawn_main" in " ".join(process.cmdline()):
-                        self.peak = max(self.peak, process.memory_info().rss)
-
-    def end(self) -> float:
-        """Stop; returns the CPU seconds."""
-        self._stop_polling.set()
-        self.join()
-        return sum(self._cpu.values())
+    def update(self) -> None:
+        """Read both of the processes that run now."""
+        with suppress(psutil.Error):
+            for process in (self._process, *self._process.children(recursive=True)):
+                times = process.cpu_times()
+                self.cpu[process.pid] = times.user + times.system
+                if "spawn_main" in " ".join(process.cmdline()):
+                    self.peak = max(self.peak, process.memory_info().rss)
 
 
 def measure(workers: int, types: str, folder: Path, hub: UploadHub, *, upload: bool) -> Run:
@@ -95,17 +85,16 @@ def measure(workers: int, types: str, folder: Path, hub: UploadHub, *, upload: b
     hub.created = None
     hub.stored.clear()
     words = ["publish", MODEL, "--types", types, "--to", TARGET, "-o", str(folder / "out")]
-    words += ["--cluster", f"local:{workers}"]
+    words += ["--cluster", f"local:{workers}", "--no-check"]  # random weights: no draft is right
     words += ["--worker-upload", "--split-max-size", _SHARD] if upload else ["--no-upload"]
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     env = environment(hub, folder / "home", TMPDIR=str(folder / "tmp"), HF_HUB_DISABLE_XET="1")
     program = shutil.which("mtp-gguf") or "mtp-gguf"
     with subprocess.Popen([program, *words], env=env, stdout=subprocess.DEVNULL) as process:
-        watch = Watch(process.pid)
-        watch.start()
-        status = process.wait()
-        ended = time.time()
-        cpu = watch.end()
+        usage = Usage(process.pid)
+        with polling(usage.update, _POLL):
+            status = process.wait()
+            ended = time.time()
     if status:
         raise SystemExit(f"failed: {' '.join(words)}")
     if not upload:
@@ -115,8 +104,8 @@ def measure(workers: int, types: str, folder: Path, hub: UploadHub, *, upload: b
         workers,
         round(ended - began[0], 1),
         round(hub.weights_sent / 1e6),
-        round(watch.peak / 1e6),
-        round(cpu, 1),
+        round(usage.peak / 1e6),
+        round(sum(usage.cpu.values()), 1),
     )
     print(json.dumps(asdict(run)), file=sys.stderr, flush=True)
     return run

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -133,9 +133,33 @@ def in_child(function: object, *arguments: object) -> None:
 
 
 @contextmanager
+def polling(look: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call a function every so many seconds, in a thread."""
+    stop = threading.Event()
+
+    def poll() -> None:
+        while not stop.wait(seconds):
+            look()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def spawn(command: list[str], environment: dict[str, str]) -> int:
+    """Start a process whose output is dropped; its id."""
+    quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    return os.posix_spawn(command[0], command, environment, file_actions=quiet)
+
+
+@contextmanager
 def watched(folder: Path, output: Path) -> Iterator[list[int]]:
     """Poll the size of the files in `folder`, except `output`."""
-    found, stop = [0], threading.Event()
+    found = [0]
 
     def size(path: Path) -> int:
         try:
@@ -146,28 +170,20 @@ def watched(folder: Path, output: Path) -> Iterator[list[int]]:
     before = sum(size(p) for p in folder.rglob("*") if p.is_file())
 
     def look() -> None:
-        while not stop.wait(0.1):
-            now = sum(size(p) for p in folder.rglob("*") if p.is_file())
-            found[0] = max(found[0], now - before)
+        now = sum(size(p) for p in folder.rglob("*") if p.is_file())
+        found[0] = max(found[0], now - before)
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with polling(look, 0.1):
         yield found
-    finally:
-        stop.set()
-        thread.join()
 
 
 def measure(name: str, command: list[str], output: Path) -> Step:
     output.unlink(missing_ok=True)
-    quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     scratch = output.parent / "tmp"
     scratch.mkdir(exist_ok=True)
     with watched(output.parent, output) as temporary:
         began = time.monotonic()
-        environment = os.environ | {"TMPDIR": str(scratch)}
-        pid = os.posix_spawn(command[0], command, environment, file_actions=quiet)
+        pid = spawn(command, os.environ | {"TMPDIR": str(scratch)})
         _, status, usage = os.wait4(pid, 0)
         seconds = time.monotonic() - began
     if status:

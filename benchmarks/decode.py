@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PROMPT_TOKENS = 64
 
@@ -124,21 +125,36 @@ def server(binary: str, model: str, depth: int, threads: int, *more: str) -> Ite
         process.wait(30)
 
 
-def server_round(url: str, prompt: list[int], n: int) -> float:
-    """Return the tokens per second that llama-server reports for a greedy completion.
+def request(url: str, prompt: Sequence[int], n: int, **more: object) -> urllib.request.Request:
+    """Ask llama-server for a greedy completion of `n` tokens.
 
     The repetition penalty that a file may set is turned off, since our session has none.
     """
     greedy = {"temperature": 0, "repeat_penalty": 1.0, "ignore_eos": True}
-    body = {"prompt": prompt, "n_predict": n, "cache_prompt": False, **greedy}
-    request = urllib.request.Request(
-        f"{url}/completion",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        timings: dict[str, float] = json.load(answer)["timings"]
+    body = {"prompt": prompt, "n_predict": n, **greedy, **more}
+    kind = {"Content-Type": "application/json"}
+    return urllib.request.Request(f"{url}/completion", json.dumps(body).encode(), kind)
+
+
+def complete(url: str, prompt: Sequence[int], n: int, **more: object) -> dict[str, Any]:
+    """What llama-server answers to `request`."""
+    with urllib.request.urlopen(request(url, prompt, n, **more), timeout=3600) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def server_round(url: str, prompt: Sequence[int], n: int) -> float:
+    """Return the tokens per second that llama-server reports for a completion."""
+    timings: dict[str, float] = complete(url, prompt, n, cache_prompt=False)["timings"]
     return timings["predicted_per_second"]
+
+
+def together(url: str, prompts: Sequence[Sequence[int]], n: int) -> float:
+    """Return the tokens per second of all clients, from first prompt to last token."""
+    began = time.perf_counter()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        list(pool.map(lambda prompt: server_round(url, prompt, n), prompts))
+    return len(prompts) * n / (time.perf_counter() - began)
 
 
 def median(rounds: list[dict[str, float]]) -> dict[str, float]:
@@ -174,13 +190,13 @@ def main() -> None:
     prefill = (0.0, 0.0)
     groups = [[depth] for depth in depths] if arguments.one_at_a_time else [depths]
     for group in groups:
-        prefill = take_turns(arguments, group, ours, theirs) or prefill
+        prefill = interleave(arguments, group, ours, theirs) or prefill
     results = {depth: median(rounds) for depth, rounds in ours.items()}
     server_speed = {depth: statistics.median(r) for depth, r in theirs.items() if r}
     report(arguments, results, server_speed, prefill)
 
 
-def take_turns(
+def interleave(
     arguments: argparse.Namespace,
     depths: list[int],
     ours: dict[int, list[dict[str, float]]],

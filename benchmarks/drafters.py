@@ -17,9 +17,7 @@ of `mtp-gguf build-server`.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
@@ -30,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import numpy as np  # noqa: E402
-from decode import server  # noqa: E402
+from decode import complete, server  # noqa: E402
 from gguf import GGMLQuantizationType  # noqa: E402
 
 from mtp_gguf.gguf_tools.model import open_model  # noqa: E402
@@ -54,11 +52,7 @@ class Answer:
 
 def answer(url: str, prompt: Sequence[int], tokens: int) -> Answer:
     """Complete the prompt greedily."""
-    body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True}
-    body |= {"cache_prompt": False, "repeat_penalty": 1.0}
-    request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=600) as response:
-        timings = json.load(response)["timings"]
+    timings = complete(url, prompt, tokens, cache_prompt=False)["timings"]
     accepted = timings.get("draft_n_accepted", 0)
     cycles = timings["predicted_n"] - accepted
     drafts = timings.get("draft_n", 0)

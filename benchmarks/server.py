@@ -23,15 +23,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from decode import one_round, server, server_round
+from decode import one_round, server, server_round, together
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.server.build import find_build
@@ -61,7 +59,7 @@ def main() -> None:
         for depths in groups:
             with ExitStack() as stack:
                 runs = {d: start(stack, arguments, patched, part, d) for d in depths}
-                measured = take_turns(runs, arguments.rounds)
+                measured = interleave(runs, arguments.rounds)
             for depth, row in measured.items():
                 rows[part, depth] = row
                 print(said(part, depth, row), flush=True)
@@ -125,15 +123,7 @@ def alone(url: str, prompts: list[list[int]], tokens: int) -> float:
     return server_round(url, prompts[0], tokens)
 
 
-def together(url: str, prompts: list[list[int]], tokens: int) -> float:
-    """Return the tokens per second of all clients, from first prompt to last token."""
-    began = time.perf_counter()
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        list(pool.map(lambda prompt: server_round(url, prompt, tokens), prompts))
-    return len(prompts) * tokens / (time.perf_counter() - began)
-
-
-def take_turns(runs: dict[int, dict[str, Callable[[], float]]], rounds: int) -> dict[int, Speeds]:
+def interleave(runs: dict[int, dict[str, Callable[[], float]]], rounds: int) -> dict[int, Speeds]:
     """Return median speeds by depth; the first round warms up."""
     speeds = [
         {depth: {name: run() for name, run in row.items()} for depth, row in runs.items()}

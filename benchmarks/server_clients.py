@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from decode import PROMPT_TOKENS, server, server_round
+from decode import PROMPT_TOKENS, server, together
 
 from mtp_gguf.server.build import find_build
 
@@ -41,14 +39,6 @@ def commands(arguments: argparse.Namespace, patched: Path) -> Iterator[tuple[str
         else:
             options = ["--spec-type", "draft-mtp", "--spec-draft-n-max", depth]
             yield f"patched, {depth}", patched, options
-
-
-def together(url: str, prompts: list[list[int]], tokens: int) -> float:
-    """Return the tokens per second of all clients, their prompts included."""
-    began = time.perf_counter()
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        list(pool.map(lambda prompt: server_round(url, prompt, tokens), prompts))
-    return len(prompts) * tokens / (time.perf_counter() - began)
 
 
 def main() -> None:

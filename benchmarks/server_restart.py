@@ -10,15 +10,15 @@ One server reads the prompt and ends, which writes its session. Then, in each ro
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import signal
 import subprocess
 import threading
 import time
-import urllib.request
 from pathlib import Path
 from statistics import median
+
+from decode import complete
 
 
 def first_token(arguments: argparse.Namespace, folder: Path | None) -> tuple[float, int]:
@@ -28,8 +28,7 @@ def first_token(arguments: argparse.Namespace, folder: Path | None) -> tuple[flo
     if folder:
         command += ["--session-dir", str(folder)]
     prompt = [5 + n * n % 20_000 for n in range(arguments.tokens)]
-    body = json.dumps({"prompt": prompt, "n_predict": 1, "temperature": 0}).encode()
-    url = f"http://127.0.0.1:{arguments.port}/completion"
+    url = f"http://127.0.0.1:{arguments.port}"
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         log = iter(process.stderr)
@@ -37,8 +36,7 @@ def first_token(arguments: argparse.Namespace, folder: Path | None) -> tuple[flo
             raise SystemExit(f"the server ended: {' '.join(command)}")
         threading.Thread(target=lambda: [None for _ in log], daemon=True).start()
         began = time.perf_counter()
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=3600) as answer:
-            timings = json.load(answer)["timings"]
+        timings = complete(url, prompt, 1)["timings"]
         seconds = time.perf_counter() - began
         process.send_signal(signal.SIGTERM)
         process.wait()

@@ -30,7 +30,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from decode import server
+from decode import request, server
 
 from mtp_gguf.server.build import find_build
 
@@ -48,10 +48,8 @@ REST = 4.0  # seconds of decoding afterwards
 
 def stream(url: str, prompt: list[int], tokens: int) -> Iterator[tuple[float, dict[str, Any]]]:
     """The events of a greedy completion, each with the moment at which it came."""
-    body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "repeat_penalty": 1.0}
-    body |= {"ignore_eos": True, "stream": True, "return_tokens": True, "timings_per_token": True}
-    request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=600) as answer:
+    more = {"stream": True, "return_tokens": True, "timings_per_token": True}
+    with urllib.request.urlopen(request(url, prompt, tokens, **more), timeout=600) as answer:
         for line in answer:
             if line.startswith(b"data: {"):
                 yield time.perf_counter(), json.loads(line[6:])

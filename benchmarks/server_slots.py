@@ -13,22 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from support.ports import free_port
 from support.real_server import TEXTS, TOKENS, certain, running
 
 CLIENTS, SLOTS, SEED = 8, 4, 4
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ import os
 import platform
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import psutil  # noqa: E402
 
-from convert import checkpoint_of, in_child, parser  # noqa: E402
+from convert import checkpoint_of, in_child, parser, polling, spawn  # noqa: E402
 from support.hub_commands import environment  # noqa: E402
 from support.hub_server import Hub  # noqa: E402
 from support.sparse_checkpoints import TERABYTE, write_sparse  # noqa: E402
@@ -67,7 +66,7 @@ class Peaks:
 @contextmanager
 def watched(pid: int, folder: Path) -> Iterator[Peaks]:
     """Poll the memory of a process and the room that files in `folder` take."""
-    peaks, stop = Peaks(), threading.Event()
+    peaks = Peaks()
     process = psutil.Process(pid)
 
     def size(path: Path) -> int:
@@ -76,19 +75,13 @@ def watched(pid: int, folder: Path) -> Iterator[Peaks]:
         except OSError:  # the file was removed in the meantime
             return 0
 
-    def poll() -> None:
-        while not stop.wait(0.05):
-            peaks.disk = max(peaks.disk, sum(map(size, folder.rglob("*"))))
-            with suppress(psutil.Error):  # it has ended
-                peaks.memory = max(peaks.memory, process.memory_info().rss)
+    def look() -> None:
+        peaks.disk = max(peaks.disk, sum(map(size, folder.rglob("*"))))
+        with suppress(psutil.Error):  # it has ended
+            peaks.memory = max(peaks.memory, process.memory_info().rss)
 
-    thread = threading.Thread(target=poll)
-    thread.start()
-    try:
+    with polling(look, 0.05):
         yield peaks
-    finally:
-        stop.set()
-        thread.join()
 
 
 def measure(name: str, words: Sequence[object], folder: Path, hub: Hub) -> Step:
@@ -97,11 +90,10 @@ def measure(name: str, words: Sequence[object], folder: Path, hub: Hub) -> Step:
         (folder / sub).mkdir(parents=True, exist_ok=True)
     program = shutil.which("mtp-gguf") or "mtp-gguf"
     command = [program, *map(str, words)]
-    quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     env = environment(hub, folder / "home", TMPDIR=str(folder / "tmp"))
     hub.requests.clear()
     began = time.monotonic()
-    pid = os.posix_spawn(program, command, env, file_actions=quiet)
+    pid = spawn(command, env)
     with watched(pid, folder) as peaks:
         _, status, usage = os.wait4(pid, 0)
         seconds = time.monotonic() - began

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
-from decode import PROMPT_TOKENS, one_round, server
-from server_clients import CONTEXT, together
+from decode import PROMPT_TOKENS, one_round, server, together
+from server_clients import CONTEXT
 
 from mtp_gguf.native import MTPLlama
 

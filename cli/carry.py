@@ -12,10 +12,10 @@ from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
 from mtp_gguf.gguf_tools.model import open_model
 
 from .console import CONSOLE
+from .file_report import report_file
 from .local_model import local_model
 from .options import AsJson, Overwrite, parse_gguf_output
 from .progress import reports_errors
-from .written import report_file
 
 
 @reports_errors

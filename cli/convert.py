@@ -19,6 +19,7 @@ from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 
 from .console import CONSOLE
+from .file_report import describe_head, describe_tower
 from .options import (
     DRAFT,
     HEAD,
@@ -48,7 +49,6 @@ from .plan_report import (
     summary_text,
 )
 from .progress import reports_errors
-from .written import head_verdict, tower_verdict
 
 # Panels of the help.
 _PRECISION, _VISION = "Precision", "Vision tower"
@@ -384,10 +384,10 @@ def convert(
         typer.echo(summary_json(plans, outcome, found, result.warnings, result.acceptance))
         return
     listings = [read_listing(plan.shards[0].path) for plan in plans]
-    towers = [tower_verdict(listing.tower) for listing in listings if listing.tower]
+    towers = [describe_tower(listing.tower) for listing in listings if listing.tower]
     report = listings[0].head
     assert report is not None
-    abilities = towers if mmproj_only else [head_verdict(report), *towers]
+    abilities = towers if mmproj_only else [describe_head(report), *towers]
     abilities += [printable(check.text) for check in result.acceptance.values()]
     abilities += [f"warning: {warning}" for warning in result.warnings]
     typer.echo(summary_text(plans, outcome, report, abilities))

@@ -31,6 +31,7 @@ from mtp_gguf.gguf_tools.machine.text_files import paragraphs
 from mtp_gguf.gguf_tools.model import Model
 
 from .console import CONSOLE
+from .file_report import report_file
 from .local_model import local_model
 from .options import (
     AsJson,
@@ -48,7 +49,6 @@ from .options import (
     usable_gpu_layers,
 )
 from .progress import byte_progress, reports_errors
-from .written import report_file
 
 _SHOWN_TOKENS = 24
 # Options of `convert`, and the same options of `fastmtp`.

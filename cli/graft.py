@@ -12,6 +12,7 @@ from mtp_gguf.gguf_tools.hub.resolve import names_gguf
 from mtp_gguf.gguf_tools.machine.shell import quoted
 
 from .console import CONSOLE
+from .file_report import file_fields, report_file
 from .options import (
     AsJson,
     FastMtp,
@@ -27,7 +28,6 @@ from .options import (
     output_option,
 )
 from .progress import reports_errors
-from .written import file_fields, report_file
 
 if TYPE_CHECKING:
     from mtp_gguf.convert.heads.acceptance import AcceptanceCheck

@@ -18,8 +18,8 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.server.build import find_build
 from mtp_gguf.server.find import VARIABLE, ask
 
+from .file_report import describe_head
 from .progress import reports_errors
-from .written import head_verdict
 
 
 @reports_errors
@@ -76,7 +76,7 @@ def _print_file(path: Path, *, as_json: bool) -> None:
         fields = {"path": str(path), "head": asdict(report), "acceptance": stated.fields()}
         typer.echo(json.dumps(fields, indent=1))
         return
-    typer.echo(f"{printable(str(path))}: {head_verdict(report)}")
+    typer.echo(f"{printable(str(path))}: {describe_head(report)}")
     if stated.text:
         typer.echo(printable(f"acceptance: {stated.text}"))
 

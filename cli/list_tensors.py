@@ -25,9 +25,9 @@ from mtp_gguf.gguf_tools.model import (
 )
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 
+from .file_report import describe_drafter, describe_head, describe_tower
 from .options import AsJson, Filter, parse_filter
 from .progress import reports_errors
-from .written import drafter_verdict, head_verdict, tower_verdict
 
 # Types of weights that are not quantized.
 _PLAIN = ("F64", "F32", "F16", "BF16")
@@ -87,7 +87,7 @@ def list_tensors(
         typer.echo(line)
     for line in _parts(listing.tensors):
         typer.echo(line)
-    typer.echo(_verdict(listing, _refusal(model, listing)))
+    typer.echo(_conclusion(listing, _refusal(model, listing)))
     if stated and stated.text:
         typer.echo(printable(f"acceptance: {stated.text}"))
 
@@ -171,7 +171,7 @@ def _parts(tensors: Sequence[ListedTensor]) -> list[str]:
     return lines
 
 
-def _verdict(listing: Listing, refusal: str | None) -> str:
+def _conclusion(listing: Listing, refusal: str | None) -> str:
     if listing.head is None:
         head = [t for t in listing.tensors if t.part == "head"]
         count = len(head)
@@ -183,5 +183,5 @@ def _verdict(listing: Listing, refusal: str | None) -> str:
             return f"can draft once converted: {count} mtp.* tensors found"
         return "cannot draft: no mtp.* tensors found"
     if listing.drafter:
-        return drafter_verdict(listing.drafter)
-    return tower_verdict(listing.tower) if listing.tower else head_verdict(listing.head)
+        return describe_drafter(listing.drafter)
+    return describe_tower(listing.tower) if listing.tower else describe_head(listing.head)

@@ -9,9 +9,9 @@ from mtp_gguf.gguf_tools.hub.resolve import open_any_model
 from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
 
 from .console import CONSOLE
+from .file_report import report_file
 from .options import AsJson, ModelFile, Overwrite, output_option
 from .progress import reports_errors
-from .written import report_file
 
 
 @reports_errors

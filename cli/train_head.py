@@ -21,6 +21,7 @@ from mtp_gguf.train.options import (
 )
 
 from .console import CONSOLE
+from .file_report import file_fields, report_file
 from .options import (
     HEAD,
     AsJson,
@@ -39,7 +40,6 @@ from .options import (
     text_option,
 )
 from .progress import reports_errors
-from .written import file_fields, report_file
 
 
 @reports_errors

@@ -1,4 +1,7 @@
-"""The documentation says what the code does: made pages, commands, tables and links."""
+"""The documentation says what the code does, and so do comments, docstrings, help and errors.
+
+Pages that are made, commands, tables, links, and names of patches, files, tests and options.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -20,7 +25,7 @@ from mtp_gguf.server.upstream_source import base_names, llama_cpp_source
 from support import bench_records as records
 from support.commands import invoke
 from support.models import ROOT
-from support.pages import BLOCK, DOCS, PAGES, blocks, fits, repository, shown, words_of
+from support.pages import BLOCK, DOCS, PAGES, blocks, fits, prose, repository, shown, words_of
 
 
 def test_tensors_page_is_the_codes() -> None:
@@ -132,17 +137,21 @@ def test_links_lead_somewhere() -> None:
     assert not broken
 
 
+@cache
 def texts() -> list[Path]:
-    """Python, C++ and pages, but no tests and no dated pages."""
-    kinds, left_out = re.compile(r"\.(cpp|h|md|py)$"), ("tests/", "benchmarks/results/")
+    """All files with words of ours, but no dated pages and no data."""
+    kinds = re.compile(
+        r"\.(c|cmake|cpp|h|md|patch|py|toml|yml)$|(^|/)(CMakeLists\.txt|Dockerfile)$"
+    )
+    left_out = ("tests/goldens/", "benchmarks/results/", "gguf_tools/demo_model/")
     names = (name for name in repository() if not name.startswith(left_out))
-    return [ROOT / name for name in names if kinds.search(name)]
+    return [ROOT / name for name in names if kinds.search(name) or re.match(r"\.ci/[\w-]+$", name)]
 
 
-def lines_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """The lines of files, each with the place where it is."""
-    for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+def lines() -> Iterator[tuple[str, str]]:
+    """What these files tell their readers, line by line, each with its place."""
+    for path in texts():
+        for number, line in prose(path):
             yield f"{path.relative_to(ROOT)}:{number}", line
 
 
@@ -151,49 +160,132 @@ def test_patches_exist() -> None:
     numbers = {patch.name[:4] for patch in read_patches()}
     found = [
         (place, number)
-        for place, line in lines_of(texts())
-        for number in re.findall(r"(?<![\w.,/-])0[01]\d\d(?![\w.])", line)
+        for place, line in lines()
+        for number in re.findall(r"(?<![\w.,/-])0[01]\d\d(?![\w.])(?<!0000)", line)
     ]
     assert len(found) > 50
     assert not [one for one in found if one[1] not in numbers]
 
 
-def test_files_and_tests_exist() -> None:
-    """Those that are named from the root of the repository, and functions of tests."""
+@cache
+def upstream_files() -> list[str]:
+    """The files of llama.cpp, and those that patches add."""
+    found = [name for patch in read_patches() for name in ADDED.findall(patch.data.decode())]
+    for base in base_names():
+        source = llama_cpp_source(base)
+        found += [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
+    return found
+
+
+ADDED = re.compile(r"^\+\+\+ b/(\S+)", re.MULTILINE)
+
+
+@pytest.mark.upstream
+def test_files_exist() -> None:
+    """Files and folders are named from the root, or by the end of their path, here or upstream."""
     files = repository()
-    known = {*files, *(str(parent) for name in files for parent in Path(name).parents)}
-    rooms = {name.partition("/")[0] for name in files if "/" in name}
-    rooms -= {"src"}  # of llama.cpp
-    path = re.compile(rf"(?<![\w./~-])((?:{'|'.join(map(re.escape, rooms))})/[\w./-]*\w)")
-    tests = {Path(name).stem for name in files}
-    for name in files:
-        if re.match(r"tests/.*\.py$", name):
-            tests |= {*re.findall(r"def (test_\w+)", (ROOT / name).read_text(encoding="utf-8"))}
-    found = []
-    for place, line in lines_of(texts()):
-        for name in path.findall(line):
-            beginning = re.match(r"(patches/(upstream/)?\d{4}|tests/goldens/\w+)$", name)
-            there = any(file.startswith(name) for file in files) if beginning else name in known
-            found.append((f"{place}: {name}", there or name.startswith(MADE)))
-        found += [(f"{place}: {name}", name in tests) for name in re.findall(r"\btest_\w+", line)]
-    assert len(found) > 500
-    assert not [name for name, exists in found if not exists]
+    copied = [name.replace("native/", "vendor/mtp-head/", 1) for name in files]
+    known = {
+        "/".join(parts[start:end])
+        for file in [*files, *copied, *upstream_files()]
+        for name in (file, file.rpartition(".")[0])
+        for parts in [name.split("/")]
+        for end in range(1, len(parts) + 1)
+        for start in range(end)
+    }
+    rooms = "|".join({re.escape(name.partition("/")[0]) for name in files if "/" in name})
+    kinds = "c|cmake|comp|cpp|h|hpp|md|patch|py"
+    patterns = (
+        rf"(?<![\w./~-])((?:{rooms})/[\w./-]*\w)",
+        rf"(?<![\w/.*<>{{}}$-])((?:[\w-]+/)*[\w.-]*\w\.(?:{kinds}))(?![\w/(-]|\.\w)",
+    )
+    beginning = re.compile(r"(patches/(upstream/)?\d{4}|tests/goldens/\w+)$")
+    found = {
+        name: place
+        for place, line in lines()
+        for pattern in patterns
+        for name in re.findall(pattern, line)
+        if not name.startswith(MADE)
+        and not (beginning.match(name) and any(file.startswith(name) for file in files))
+    }
+    assert len(found) > 400
+    elsewhere = set(" ".join(FILES_ELSEWHERE.values()).split())
+    assert {name: at for name, at in found.items() if name not in known | elsewhere} == {}
+    assert elsewhere <= found.keys() - known
+
+
+@cache
+def names_of_tests() -> set[str]:
+    """The names of the functions and files of tests."""
+    files = [name for name in repository() if re.match(r"tests/.*\.py$", name)]
+    texts = ((ROOT / name).read_text(encoding="utf-8") for name in files)
+    return {test for text in texts for test in re.findall(r"def (test_\w+)", text)} | {
+        Path(name).stem for name in files
+    }
+
+
+def test_tests_exist() -> None:
+    found = {n: place for place, line in lines() for n in re.findall(r"\btest_\w+", line)}
+    assert len(found) > 50
+    assert {name: at for name, at in found.items() if name not in names_of_tests()} == {}
+
+
+@pytest.mark.upstream
+def test_names_in_backticks_exist() -> None:
+    """Names of functions, fields, variables and keys are somewhere in our code or llama.cpp's."""
+    name = re.compile(r"(?<![\w./-])[A-Za-z]\w*(?:_\w+|[a-z][A-Z]\w+)(?![\w*])")
+    found = {
+        word: place
+        for place, line in lines()
+        for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", line)
+        for word in name.findall(span)
+    }
+    assert len(found) > 400
+    code = "\n".join(code_of(path) for path in texts() if path.suffix not in (".md", ".patch"))
+    words = {*re.findall(r"\w+", code)}
+    left = [word for word in found if word not in words and f"{word}_" not in words]
+    with NamedTemporaryFile("w", suffix=".txt") as list_of_words:
+        print(*left, sep="\n", file=list_of_words, flush=True)
+        sources = [str(llama_cpp_source(name)) for name in base_names()]
+        command = ["grep", "-rohwIF", "-f", list_of_words.name, *sources]
+        theirs = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    added = "\n".join(patch.data.decode() for patch in read_patches())
+    known = {*theirs.split(), *re.findall(r"\w+", added)}
+    parts = "\n".join(
+        [*names_of_tests(), *repository(), *upstream_files()]
+    )  # of names, as of `pytest -k`
+    assert {w: found[w] for w in left if w not in known and w not in parts} == {}
 
 
 # Beginnings of names that look like those of files here: in a cache, in the installed package.
 MADE = ("server/0.3.36", "native/lib/")
+# Source files that are not here, by what they belong to.
+FILES_ELSEWHERE = {
+    "another program": "ik_llama.cpp",
+    "an example": "FOLDER/gpu.md Demo-MTP-GGUF/README.md notes.md program.py src/numbers.cpp",
+    "Linux": "linux/fiemap.h linux/fs.h",
+    "ggml's documentation": "gguf.md",
+    "transformers": "modeling_qwen3_5.py modeling_qwen3_5_moe.py modeling_qwen3_next.py",
+    "GPT-2": "src/encoder.py",
+}
 # Options of other programs; those of llama.cpp's common code are looked up there.
 OTHERS = {
     "cmake": "--build --target",
-    "convert_hf_to_gguf.py": "--fuse-gate-up-exps --fuse-qkv",
+    "convert_hf_to_gguf.py": "--fuse-gate-up-exps --fuse-qkv --mtp-shared-embd --outtype",
+    "convert_hf_to_gguf.py of a vocabulary": "--vocab-only",
     "dask": "--local-directory --nthreads --nworkers",
+    "diff": "--git",
     "docker": "--build-arg --isolation --rm",
     "docs/make_tensors.py": "--write",
+    "Firefox": "--remote-debugging-pipe",
     "git": "--amend --autosquash --fixup",
+    "hf download": "--local-dir",
     "llama-gguf-split": "--split",
     "lm_eval": "--batch_size --model_args --tasks",
     "pip": "--find-links --force-reinstall --no-binary --no-build-isolation --no-cache-dir",
     "pip install": "--no-deps --no-index",
+    "pytest": "--basetemp",
+    "tests/support/stand_in_server.py": "--any-site --armed --deaf --die --end",
 }
 
 
@@ -224,14 +316,68 @@ def test_options_exist() -> None:
     """Those of other programs are named somewhere, too."""
     others = {option for line in OTHERS.values() for option in line.split()}
     named = {
-        option: path
-        for path in texts()
-        if path.suffix in (".md", ".py")
-        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*\w", shown(path))
+        option: place
+        for place, line in lines()
+        for option in re.findall(r"(?<![\w(-])--[a-z][\w-]*\w", line)
     }
     known = known_options()
-    assert {option: path for option, path in named.items() if option not in known | others} == {}
+    assert {option: at for option, at in named.items() if option not in known | others} == {}
     assert others <= named.keys() - known
+
+
+def test_commands_exist() -> None:
+    """In every comment, docstring and error, too."""
+    group: Any = typer.main.get_command(app)
+    names = {*group.list_commands(typer.Context(group))}
+    pattern = r"(?<!llm )mtp-gguf ([a-z][a-z-]+)(?![\w.])"
+    found = {word: place for place, line in lines() for word in re.findall(pattern, line)}
+    assert {word: at for word, at in found.items() if word not in names | AFTER_THE_NAME} == {}
+
+
+# Words that follow the name of the package in sentences.
+AFTER_THE_NAME = {*re.split(" ", "again and can does find in keeps raises ships was with wrote")}
+
+
+def test_scripts_have_these_options() -> None:
+    """Of a script that is shown with options, each is its own or that of a module beside it."""
+    call = re.compile(r"python (?:-m )?((?:\w+/)+\w+\.py)\b([^`|]*)")
+    wrong, found = [], 0
+    for page in texts():
+        text = shown(page)
+        spans = [line for _, code in BLOCK.findall(text) for line in joined(code).splitlines()]
+        spans += re.findall(r"(?<!`)`([^`]+)`(?!`)", BLOCK.sub("", text))
+        for script, words in (match for span in spans for match in call.findall(span)):
+            code = with_modules(ROOT / script)
+            for option in re.findall(r"(?<![\w-])--[a-z][\w-]*\w", words.partition(" #")[0]):
+                found += 1
+                if f'"{option}"' not in code:
+                    wrong.append(f"{page.relative_to(ROOT)}: {script} {option}")
+    assert found > 50
+    assert not wrong
+
+
+def joined(code: str) -> str:
+    """Code of a shell with its continued lines in one."""
+    return re.sub(r"\\\n\s*", "", code)
+
+
+def with_modules(script: Path) -> str:
+    """The text of a script and of the modules beside it that it imports; empty without it."""
+    if not script.exists():
+        return ""
+    text = script.read_text(encoding="utf-8")
+    beside = [path for path in script.parent.glob("*.py") if f"from {path.stem} import" in text]
+    return "".join([text, *(path.read_text(encoding="utf-8") for path in beside)])
+
+
+def code_of(path: Path) -> str:
+    """The text of a file without the lines that only tell its readers something."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in (".c", ".cpp", ".h"):
+        return re.sub(r"//.*", "", text)
+    for _, line in prose(path):
+        text = text.replace(line, "") if line.startswith("#") else text
+    return text
 
 
 def anchors(page: Path) -> set[str]:

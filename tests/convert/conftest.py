@@ -11,6 +11,9 @@ from support.upstream.families import Family, Trunk, with_head, write_trunk
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "spoiled" in metafunc.fixturenames:
+        cases = metafunc.module.FAMILY.damaged
+        metafunc.parametrize("spoiled", cases, ids=[f"{name}-{said}" for name, _, said in cases])
     if "refusal" in metafunc.fixturenames:
         cases = metafunc.module.FAMILY.refused
         metafunc.parametrize("refusal", cases, ids=["-".join(keys) for keys, _ in cases])

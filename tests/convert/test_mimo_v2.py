@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
-from gguf.quants import dequantize
 
 from support.commands import invoke, refused, succeed
 from support.upstream.compare import file_differences
@@ -27,8 +25,10 @@ from support.upstream.families import (
     Trunk,
     UpstreamTests,
     change,
+    missing,
     save,
     tensors_of,
+    values_of,
 )
 
 pytestmark = NEEDS_TRANSFORMERS
@@ -68,12 +68,7 @@ ROPE: dict[str, Any] = {"rope_theta": 5e6, "swa_rope_theta": 1e4, "partial_rotar
 
 
 def make() -> Any:
-    from transformers.models.mimo_v2_flash.configuration_mimo_v2_flash import (  # noqa: PLC0415
-        MiMoV2FlashConfig,
-    )
-    from transformers.models.mimo_v2_flash.modeling_mimo_v2_flash import (  # noqa: PLC0415
-        MiMoV2FlashForCausalLM,
-    )
+    from transformers import MiMoV2FlashConfig, MiMoV2FlashForCausalLM  # noqa: PLC0415
 
     partial = {"rope_type": "default", "partial_rotary_factor": ROPE["partial_rotary_factor"]}
     rope = {
@@ -124,6 +119,19 @@ FAMILY = Family(
     said="MTP head in blocks 4 to 6",
     in_f16="blk.6.attn_qkv.weight",
     publish=publish,
+    golden={
+        "blk.6.attn_qkv.weight": lambda t: np.concatenate(
+            [t[f"model.mtp.layers.2.self_attn.{part}_proj.weight"] for part in "qkv"]
+        ),
+        "blk.4.layer_output_norm.weight": lambda t: t["model.mtp.layers.0.final_layernorm.weight"],
+    },
+    damaged=[
+        (
+            "model.mtp.layers.1.hnorm.weight",
+            missing,
+            "hnorm.weight: expected shape [64] by the config, found no such",
+        ),
+    ],
     refused=[
         ({"swa_head_dim": 64}, "swa_head_dim: expected head_dim (32), as in llama.cpp, found 64"),
         ({"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern: expected 4 entries"),
@@ -213,10 +221,6 @@ def test_experts_in_mxfp4(fused: Path, tmp_path: Path) -> None:
     ours = values_of(out)
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
-
-
-def values_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    return {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(path).tensors}
 
 
 def in_fp8(tensors: dict[str, Any], devices: int) -> Iterator[tuple[str, Any]]:

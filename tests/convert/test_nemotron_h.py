@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.upstream.families import NEEDS_TRANSFORMERS, Family, FamilyTests, UpstreamTests
+import numpy as np
+
+from support.upstream.families import (
+    NEEDS_TRANSFORMERS,
+    Array,
+    Family,
+    FamilyTests,
+    UpstreamTests,
+    missing,
+)
 
 pytestmark = NEEDS_TRANSFORMERS
 
@@ -40,12 +49,7 @@ SIZES: dict[str, Any] = {
 
 
 def make() -> Any:
-    from transformers.models.nemotron_h.configuration_nemotron_h import (  # noqa: PLC0415
-        NemotronHConfig,
-    )
-    from transformers.models.nemotron_h.modeling_nemotron_h import (  # noqa: PLC0415
-        NemotronHForCausalLM,
-    )
+    from transformers import NemotronHConfig, NemotronHForCausalLM  # noqa: PLC0415
 
     return NemotronHForCausalLM(NemotronHConfig(**SIZES))
 
@@ -79,6 +83,17 @@ HEAD = {  # its two layers, under the names of the published ones
 }
 
 
+def negated_exp(values: Array) -> Array:
+    found: Array = -np.exp(values.astype(np.float64)).astype(np.float32)
+    return np.reshape(found, (-1, 1))
+
+
+def halves_alternate(rows: Array) -> Array:
+    """The rows of each head, one of its first half and one of its second in alternation."""
+    halves = np.reshape(rows, (-1, 2, HEAD_DIM // 2, WIDTH))
+    return np.reshape(np.swapaxes(halves, 1, 2), rows.shape)
+
+
 FAMILY = Family(
     make,
     spread,
@@ -87,6 +102,17 @@ FAMILY = Family(
     said="can draft: MTP head in block 5",
     in_f16="blk.5.attn_q.weight",
     known=("blk.5.ffn_gate_inp.weight: expected BF16, found F32",),  # F32 in upstream's trunk
+    golden={
+        "blk.0.ssm_a": lambda t: negated_exp(t["backbone.layers.0.mixer.A_log"]),
+        "blk.5.attn_k.weight": lambda t: halves_alternate(t["mtp.layers.0.mixer.k_proj.weight"]),
+        "blk.5.ffn_up_exps.weight": lambda t: np.stack(
+            [t[f"mtp.layers.1.mixer.experts.{i}.up_proj.weight"] for i in range(EXPERTS)]
+        ),
+    },
+    damaged=[
+        ("mtp.layers.0.enorm.weight", missing, "enorm.weight: expected shape [64] by the config"),
+        ("mtp.layers.1.mixer.gate.weight", lambda t: t[1:], "[4, 64] by the config, found [3, 64]"),
+    ],
     refused=[
         (
             {"layers_block_type": [*KINDS[:-1], "mlp"]},

@@ -267,10 +267,10 @@ def test_slices_do_not_show(
 def test_heads_from_checkpoints_of_any_kind(
     base_layout: str, layout: str, models: Models, tmp_path: Path
 ) -> None:
-    """`--mtp-from` and `graft` take the same head, whatever either side is quantized by."""
+    """`--from` and `graft` take the same head, whatever either side is quantized by."""
     base = models.checkpoint(replace(BASE, name=base_layout or "plain", layout=base_layout))
     donor = models.checkpoint(replace(BASE, name=f"donor-{layout}", layout=layout, seed=2))
-    joined = converted(base, tmp_path / "joined.gguf", *UNIFORM, "--mtp-f16", "--mtp-from", donor)
+    joined = converted(base, tmp_path / "joined.gguf", *UNIFORM, "--mtp-f16", "--from", donor)
     converted(base, tmp_path / "trunk.gguf", *UNIFORM, "--no-mtp")
     out = tmp_path / "grafted.gguf"
     result = invoke(
@@ -298,7 +298,7 @@ def test_donors_of_which_only_the_head_is_sound(kind: str, models: Models, tmp_p
     if kind == "no tokenizer":
         (donor / "tokenizer.json").unlink()
     base = models.checkpoint(BASE)
-    converted(base, tmp_path / "joined.gguf", *UNIFORM, "--mtp-from", donor)
+    converted(base, tmp_path / "joined.gguf", *UNIFORM, "--from", donor)
     converted(base, tmp_path / "trunk.gguf", *UNIFORM, "--no-mtp")
     out = tmp_path / "out.gguf"
     result = invoke("graft", tmp_path / "trunk.gguf", "--from", donor, "-o", out, "--no-check")
@@ -306,7 +306,7 @@ def test_donors_of_which_only_the_head_is_sound(kind: str, models: Models, tmp_p
     assert out.read_bytes() == (tmp_path / "joined.gguf").read_bytes()
     trunk = tmp_path / "trunk16.gguf"
     converted(base, trunk, "--no-mtp", "--quant", "BF16")
-    again = converted(trunk, tmp_path / "again.gguf", *UNIFORM, "--mtp-from", donor)
+    again = converted(trunk, tmp_path / "again.gguf", *UNIFORM, "--from", donor)
     assert not differing(again, tensors_of(tmp_path / "joined.gguf"))
 
 
@@ -315,7 +315,7 @@ def test_a_quantized_head_of_another_scheme_lends_nothing(
 ) -> None:
     donor = models.copy(quantized("gptq-8-v2"), tmp_path)
     as_other_scheme(donor, "awq")
-    refuse(models.checkpoint(BASE), output, "found AWQ;", options=("--mtp-from", donor))
+    refuse(models.checkpoint(BASE), output, "found AWQ;", options=("--from", donor))
     trunk = tmp_path / "trunk.gguf"
     converted(models.checkpoint(BASE), trunk, "--no-mtp")
     result = invoke("graft", trunk, "--from", donor, "-o", output / "x.gguf")

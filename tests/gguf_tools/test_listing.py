@@ -257,7 +257,7 @@ def summary_line(*arguments: object) -> str:
     ],
     ids=["head", "ids", "table", "sidecar", "head only", "no head"],
 )
-def test_verdict_on_real_conversions(
+def test_conclusion_on_real_conversions(
     tmp_path: Path, models: Models, options: list[object], start: str, end: str
 ) -> None:
     said = summary_line(convert(models, tmp_path / "out.gguf", *options))

@@ -33,7 +33,7 @@ every = pytest.mark.parametrize("name", OUR_ARCHITECTURES)
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(TOKENS)]
 LENGTH = 60
 HIT = 0.7
-# Of logits with a standard deviation of 1; see TOLERANCE in surgery/test_glm.py.
+# Of logits with a standard deviation of 1; see TOLERANCE in gguf_tools/test_glm.py.
 TOLERANCE = 0.01
 MODES = ["snapshot", "checkpoint", "two-phase", "host"]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -38,19 +41,43 @@ def repository() -> list[str]:
 
 
 @cache
-def shown(path: Path) -> str:
-    """What a file tells its readers: a page, or the docstrings and help texts of Python."""
+def prose(path: Path) -> list[tuple[int, str]]:
+    """What a file tells its readers, in numbered lines: a page, or the message of a patch.
+
+    Of code its comments, docstrings and strings of three words or more, which are help and errors.
+    In tests strings are data and left out.
+    """
     text = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
-        return text
-    found = []
-    for node in ast.walk(ast.parse(text)):
+    if path.suffix == ".py":
+        return list(_of_python(text, strings="tests" not in path.relative_to(ROOT).parts))
+    if path.suffix in (".md", ".patch"):
+        return list(enumerate(text.partition("\ndiff --git ")[0].splitlines(), 1))
+    part = C_PROSE if path.suffix in (".c", ".cpp", ".h") else re.compile(r"(?:^|\s)#.*")
+    lines = enumerate(text.splitlines(), 1)
+    return [(number, found) for number, line in lines for found in part.findall(line)]
+
+
+C_PROSE = re.compile(r'//.*|/\*.*|^\s*\*.*|"[^"\n]* [^"\n]* [^"\n]*"')
+
+
+def _of_python(text: str, *, strings: bool) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    docstrings = set()
+    for node in ast.walk(ast.parse(text)):  # statements come before what they consist of
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            found.append(ast.get_docstring(node) or "")
-        if isinstance(node, ast.keyword) and node.arg == "help":
-            constants = (n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant))
-            found += [value for value in constants if isinstance(value, str)]
-    return "\n".join(found)
+            docstrings |= {part.value for part in node.body[:1] if isinstance(part, ast.Expr)}
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            continue
+        if node in docstrings or (strings and node.value.count(" ") > 1):
+            for number, line in enumerate(node.value.splitlines(), node.lineno):
+                yield number, line.strip()
+
+
+def shown(path: Path) -> str:
+    """The lines of `prose` as a text."""
+    return "\n".join(line for _, line in prose(path))
 
 
 @cache

@@ -1,4 +1,4 @@
-// Computes on ggml's CPU backend what emulated.py asks for, until its standard input ends.
+// Computes on ggml's CPU backend what emulated_ggml.py asks for, until its standard input ends.
 //
 // A request: eight int32 (kind, type, elements of a row, rows, experts, columns, experts used by a
 // column, threads), then the bytes of its inputs in ggml's order, which these numbers tell. The

@@ -8,7 +8,7 @@ array is a checkpoint without a head and transformers' logits of IDS, f32[tokens
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
 
 from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoint_edits import edit_json
@@ -41,7 +43,8 @@ PARTS = [
     pytest.param(("--no-mtp",), ("--no-mtp",), marks=pytest.mark.slow),
 ]
 
-Trunk = tuple[Path, np.ndarray[Any, np.dtype[np.float32]]]
+Array = np.ndarray[Any, np.dtype[np.float32]]
+Trunk = tuple[Path, Array]
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,12 @@ class Family:
     make, spread: as for `write_trunk`. head: shapes of the tensors that the published checkpoints
     have besides, drawn with the deviation `scale`; publish: changes the copy with a head into what
     is published. tolerance: of the logits. said: by `convert` about the whole model. in_f16: a
-    tensor of the head that --mtp-f16 stores so. refused: keys of the config, which are inside of an
-    object, and what `convert` says. joined: keys with which the trunk's config promises no head.
-    known: differences from upstream's files with a head. compared: options of `compare` with the
-    checkpoint. drafts: whether the pinned llama.cpp drafts with it. differences: between two files.
+    tensor of the head that --mtp-f16 stores so. golden: tensors of the BF16 file, computed from
+    those of the checkpoint. damaged: tensors, what becomes of each (None: it is missing), and what
+    `convert` says. refused: keys of the config, which are inside of an object, and what it says
+    then. joined: keys with which the trunk's config promises no head. known: differences from
+    upstream's files with a head. compared: options of `compare` with the checkpoint. drafts:
+    whether the pinned llama.cpp drafts with it. differences: between two files.
     """
 
     make: Callable[[], Any]
@@ -63,7 +68,9 @@ class Family:
     tolerance: float
     said: str
     in_f16: str
+    golden: Mapping[str, Callable[[dict[str, Array]], Array]]
     refused: Sequence[tuple[dict[str, Any], str]]
+    damaged: Sequence[tuple[str, Callable[[Any], Any], str]]
     scale: float = 1
     publish: Callable[[Path], object] = lambda _: None
     inside: str | None = None
@@ -131,6 +138,29 @@ class FamilyTests:
         own = ("general.", "tokenizer.")  # named after the folder; the trunk's own
         assert [text for text in found if not text.startswith(own)] == []
 
+    def test_values_are_those_of_the_checkpoint(
+        self, family: Family, checkpoint: Path, whole: Path
+    ) -> None:
+        """Independent of upstream's converter."""
+        tensors = {name: t.float().numpy() for name, t in tensors_of(checkpoint).items()}
+        found = values_of(whole)
+        for name, compute in family.golden.items():
+            np.testing.assert_array_equal(found[name], compute(tensors), err_msg=name)
+
+    def test_damaged_tensors(
+        self,
+        spoiled: tuple[str, Callable[[Any], Any], str],
+        checkpoint: Path,
+        tmp_path: Path,
+    ) -> None:
+        name, changed, said = spoiled
+        folder = tmp_path / "damaged"
+        shutil.copytree(checkpoint, folder)
+        tensors = tensors_of(folder)
+        tensors[name] = changed(tensors[name])
+        save(folder, {name: values for name, values in tensors.items() if values is not None})
+        refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
+
     def test_configs_that_llama_cpp_has_no_model_for(
         self, refusal: tuple[dict[str, Any], str], family: Family, checkpoint: Path, tmp_path: Path
     ) -> None:
@@ -163,6 +193,20 @@ def write_trunk(
     for path in vocabulary.glob("*token*"):
         shutil.copy(path, folder)
     return folder, logits
+
+
+def values_of(path: Path) -> dict[str, Array]:
+    """The tensors of a GGUF file as numbers, rows first."""
+    return {t.name: dequantize(t.data, t.tensor_type) for t in GGUFReader(path).tensors}
+
+
+def plus_one(name: str) -> Callable[[dict[str, Array]], Array]:
+    """A golden tensor that is a norm of the checkpoint plus 1, as llama.cpp multiplies by it."""
+    return lambda tensors: tensors[name] + np.float32(1)
+
+
+def missing(_: Any) -> None:
+    """What becomes of a tensor that is left out."""
 
 
 def tensors_of(folder: Path) -> dict[str, Any]:

@@ -42,20 +42,20 @@ def report_file(output: Path, next_command: str | None = None, *, as_json: bool 
         typer.echo(json.dumps(file_fields(output), indent=1))
         return
     typer.echo(f"{output}: {human_bytes(output.stat().st_size)}")
-    typer.echo(head_verdict(head_of(output)))
+    typer.echo(describe_head(head_of(output)))
     for warning in head_warnings(output):
         typer.echo(f"warning: {warning}")
     if next_command:
         typer.echo(f"next: {next_command.format(quoted(output))}")
 
 
-def tower_verdict(tower: VisionTower) -> str:
+def describe_tower(tower: VisionTower) -> str:
     """Return one line that says what an mmproj file contains, and whether it can be used."""
     faults = "".join(f"; cannot be used: {fault}" for fault in tower.faults)
     return printable(f"{tower.text} ({count_types(tower.types)}){faults}")
 
 
-def drafter_verdict(drafter: Drafter) -> str:
+def describe_drafter(drafter: Drafter) -> str:
     """Return one line that says what drafter a file contains, and how it is used."""
     if drafter.faults:
         return printable(f"{drafter.text}; cannot be used: {'; '.join(drafter.faults)}")
@@ -64,7 +64,7 @@ def drafter_verdict(drafter: Drafter) -> str:
     )
 
 
-def head_verdict(report: HeadReport) -> str:
+def describe_head(report: HeadReport) -> str:
     """Return one line that says whether a GGUF can draft, and how."""
     if not report.ready:
         return f"cannot draft: {printable(report.reason)}"
