@@ -44,7 +44,7 @@ from .chat_template import ChatTemplate
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ContextFullError, ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
-from .head import Head
+from .head import Head, check_head
 from .json_schema import response_schema, schema_grammar
 from .logprobs import ROWS, TokenLogprobs
 from .lookup_files import open_lookup_files
@@ -397,6 +397,13 @@ class MTPLlama(llama_cpp.Llama):
             options[name] = options.get(name) or computing_threads()
         verbose = options.setdefault("verbose", False)
         log.listen(verbose)
+        if self.max_depth > 0 and device != "CPU":
+            check_head(
+                mtp_head or model_path,
+                trunk=model_path if mtp_head else None,
+                device=device,
+                fastmtp_size=settings.fastmtp_size,
+            )
         try:
             super().__init__(model_path, **options)
         except ValueError as error:
