@@ -21,7 +21,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.native import Head, ModelRefusedError, MTPLlama, NativeError
+from mtp_gguf.native import Head, MTPLlama, NativeError
 from mtp_gguf.native._bindings import check, library
 from mtp_gguf.native.head import SequenceTask
 from mtp_gguf.native.runtime import llama_cpp
@@ -416,5 +416,7 @@ def test_devices_are_checked_before_anything_is_loaded(dial: Dial) -> None:
     ):
         with pytest.raises(NativeError, match=text):
             MTPLlama(str(dial("tiny")), **options)
-    with pytest.raises(ModelRefusedError, match="main_gpu"):
+    with pytest.raises(NativeError, match=r"main_gpu: expected 0 to \d \(.*\), found 9"):
         MTPLlama(str(dial("tiny")), n_gpu_layers=-1, main_gpu=9, split_mode=0)
+    with pytest.raises(NativeError, match=r"tensor_split: expected \d shares or fewer, of .* 9"):
+        MTPLlama(str(dial("tiny")), n_gpu_layers=-1, tensor_split=[1] * 9)
