@@ -24,6 +24,7 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import Head, MTPLlama, NativeError
 from mtp_gguf.native._bindings import check, library
 from mtp_gguf.native.head import SequenceTask
+from mtp_gguf.native.offload import check_split, gpu_names, last_gpu
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support import near_ties, places
@@ -406,6 +407,24 @@ def test_a_device_without_an_operation(models: Models) -> None:
     path = models.gguf("moe-mixed", "Q8_0", "F16")
     said = run_with_faults(path, "head", range=400_000)
     assert re.search(r"error: \w+ cannot run the draft graph: it has no MUL_MAT_ID for f16; ", said)
+
+
+def test_the_head_is_with_the_last_layer() -> None:
+    """With several GPUs, which GGML_VK_VISIBLE_DEVICES=0,0 makes of one."""
+    gpus = gpu_names()
+    if len(gpus) < 2:
+        pytest.skip("takes two GPUs")
+    for options, device in (
+        ({}, gpus[-1]),
+        ({"tensor_split": [3.0, 1.0]}, gpus[1]),
+        ({"tensor_split": [1, 0]}, gpus[0]),
+        ({"split_mode": 0}, gpus[0]),
+        ({"split_mode": 0, "main_gpu": 1}, gpus[1]),
+        ({"split_mode": 0, "main_gpu": 1, "n_gpu_layers": 0}, "CPU"),
+    ):
+        given = {"n_gpu_layers": -1, **options}
+        check_split(given)
+        assert last_gpu(given) == device
 
 
 def test_devices_are_checked_before_anything_is_loaded(dial: Dial) -> None:
