@@ -47,7 +47,7 @@ def drafting_model(
     gpu_layers: int,
     n_cpu_moe: int,
     *,
-    split: Mapping[str, Any],
+    split: Mapping[str, Any] | None = None,
     lora: Path | None = None,
     cache_type_k: CacheType | None = None,
     cache_type_v: CacheType | None = None,
@@ -94,7 +94,7 @@ def drafting_model(
                 n_gpu_layers=usable_layers,
                 # Without the GPU that was asked for, one note is enough.
                 n_cpu_moe=n_cpu_moe if usable_layers == gpu_layers else 0,
-                **(split if usable_layers == gpu_layers else {}),
+                **(split or {} if usable_layers == gpu_layers else {}),
                 **options,
             )
     for note in notes:

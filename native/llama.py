@@ -463,8 +463,10 @@ class MTPLlama(llama_cpp.Llama):
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
         if self.depth == AUTO:
-            names = ("n_threads", "n_gpu_layers", "type_k", "type_v", "flash_attn", "lora_path")
-            names += ("split_mode", "tensor_split", "main_gpu")
+            names = (
+                *("n_threads", "n_gpu_layers", "type_k", "type_v", "flash_attn", "lora_path"),
+                *("split_mode", "tensor_split", "main_gpu"),
+            )
             remembered = depth_file(
                 [Path(path) for path in (model_path, mtp_head) if path],
                 runtime.folder,

@@ -517,10 +517,10 @@ def test_idle_sequences_keep_their_rows_and_drafts(models: Models) -> None:
 
         tokens, states = rows(256)
         head.feed(tokens, states, 0, 1)  # full
-        kept = head.rows(1)
         last = SequenceTask(tokens[-1:], states[-1:], 255, 3, 1)
         head.rollback(255, 1)
         alone = head.draft_batch([last])
+        kept = head.rows(1)
         for end in (0, 2, 4):  # sequence 2 is empty at first
             tasks = [SequenceTask(*rows(2), end, 3, seq) for seq in (0, 3)]
             assert all(len(draft.tokens) == 3 for draft in head.draft_batch(tasks))
