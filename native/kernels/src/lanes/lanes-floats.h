@@ -71,7 +71,7 @@ struct fetch_next {
         fetch<R * bytes>((const char *) w[0] + R * k / step * bytes, ahead);
     }
 };
-struct fetch_apart {
+struct fetch_strided {
     size_t bytes;
     int64_t n;
     template <class V, class T, int R> LANES_ALWAYS void lines(const T * const * w, int64_t k) const {
@@ -139,7 +139,7 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
     }
     const int64_t whole = n - n % V::floats;
     const size_t bytes = n * sizeof(T) / float_row<T>::per;
-    const bool apart = stride != bytes;  // as the keys of one head
+    const bool strided = stride != bytes;  // as the keys of one head
     const rows_ahead ahead(R, stride, how);
     const size_t far_ahead = 16384 / stride * stride;
     for (int64_t r0 = 0; r0 < nr; r0 += R) {
@@ -151,8 +151,8 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
                 acc[r][m] = V::zerof();
             }
         }
-        if (apart) {
-            float_sums<V, T, R, M>(whole, row, x, acc, fetch_apart{ far_ahead, whole });
+        if (strided) {
+            float_sums<V, T, R, M>(whole, row, x, acc, fetch_strided{ far_ahead, whole });
         } else {
             float_sums<V, T, R, M>(whole, row, x, acc, fetch_next{ ahead });
         }
