@@ -46,9 +46,10 @@ if TYPE_CHECKING:
 PROMPT_TOKENS = 64
 
 
-def dial_file(shape: str, hit: Hit, work: Path) -> Path:
+def dial_file(shape: str, hit: Hit, work: Path, quant: str = "Q4_K_M") -> Path:
     """Return the GGUF of the synthetic model of a shape; build it unless `work` has it."""
     name = f"dial-{shape}-{'-'.join(map(str, hit)) if isinstance(hit, tuple) else hit}"
+    name += "" if quant == "Q4_K_M" else f"-{quant}"
     file = work / f"{name}.gguf"
     if file.exists():
         return file
@@ -56,6 +57,7 @@ def dial_file(shape: str, hit: Hit, work: Path) -> Path:
     shutil.rmtree(checkpoint, ignore_errors=True)  # left by an interrupted run
     write_dial_model(checkpoint, shape, hit)
     command = ["mtp-gguf", "convert", str(checkpoint), "-o", str(file), "--mtp-f16", "--fastmtp"]
+    command += ["--quant", quant]
     try:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     finally:

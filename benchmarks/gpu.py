@@ -1,20 +1,25 @@
-"""Build, test and measure everything on a machine with a GPU, in one command.
+"""Check a GPU within a time budget: does it decode, what does a row cost, does drafting pay?
 
-    python benchmarks/gpu.py --backend cuda --work FOLDER
+    python benchmarks/gpu.py FOLDER --backend cuda [--seconds 420] [--shapes 0.8b,27b,35b-a3b]
 
-1. `.ci/gpu` installs this checkout with the backend, in FOLDER/environment;
-2. `pytest -m gpu` runs the tests of the GPU;
-3. `gpu_table.py` measures each shape in a process of its own; the tables are printed and written
-   to FOLDER/gpu.md: plain decoding, llama-server's own draft-mtp, ours at fixed depths and auto,
-   with the parts of a cycle, the prompt and the device's memory.
+It needs neither a network nor a compiler: run it with the Python of an environment that `.ci/gpu`
+has made. Its steps are in the order of importance, each in a process of its own with a
+limit of its own. FOLDER/gpu.md has everything that has been measured so far, at any moment, and
+what was skipped or stopped, and why; models are made in FOLDER and kept for the next run.
+
+1. `text`: the text of a small model at depths 0 to 4 and auto, and its acceptance, against those on
+   the CPU.
+2. `batches`: milliseconds of a batch of 1 to 16 rows, for Q4_K_M, Q8_0 and F16, with four layers of
+   the largest shape that is not a mixture of experts.
+3. `depths`, for each shape: plain decoding, ours at each depth, llama-server's own draft-mtp, and
+   llama.cpp without patches if --stock names its llama-server; with the parts of a cycle. A shape
+   with -cpu-moe has its experts on the CPU. Plain decoding is measured again at the end: if it
+   differs from the first row, so may all others.
+4. `tests`: `pytest -m gpu`.
 
 The shapes are those of the published models with random weights, Q4_K_M with an F16 head and a
-draft vocabulary of 32,768; the head is right 80 % of the time. 35b-a3b is measured a second time
-with its experts on the CPU. All shapes together take 60 GB of disk (--keep-models no: the largest
-alone, 20 GB) and 30 GB of memory.
-
-On a machine without a GPU, `GGML_VK_VISIBLE_DEVICES=0 python benchmarks/gpu.py --backend vulkan
---shapes tiny,tiny-moe` shows that it runs; its figures mean nothing.
+draft vocabulary of 32,768; the head is right 80 % of the time. 27b takes 17 GB of disk.
+`--backend cpu --shapes tiny` shows on any machine that it runs.
 """
 
 from __future__ import annotations
@@ -25,90 +30,143 @@ import os
 import platform
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SHAPES = "0.8b,4b,9b,27b,35b-a3b,35b-a3b-cpu-moe"
+STEP = ROOT / "benchmarks" / "gpu_table.py"
+SHAPES = "0.8b,27b,35b-a3b"
+TYPES = "Q4_K_M,Q8_0,F16"
+# The share of the budget that is left to a step at most.
+SHARE = 0.6
+LEAST = 10.0  # seconds: less is not enough for any step
 
 
-def table(measured: dict[str, Any]) -> str:
-    """One shape as Markdown."""
-    lines = [
-        f"### {measured['shape']} ({measured['bytes'] / 1e9:.2f} GB, {measured['device']})",
-        "",
-        "| decoding | tok/s | × plain | tokens a cycle | cycle ms | draft | verify | sampling | "
-        "rollback | rest | prompt tok/s | VRAM MiB |",
-        "| --- " * 12 + "|",
-    ]
-    plain = measured["rows"][0]["tok_s"]
-    for row in measured["rows"]:
-        cells = [row["what"], f"{row['tok_s']:.1f}", f"{row['tok_s'] / plain:.2f}"]
-        if "cycle_ms" in row:
-            parts = ("draft_ms", "verify_ms", "sample_ms", "rollback_ms", "rest_ms")
-            cells += [f"{row['tokens_per_cycle']:.2f}", f"{row['cycle_ms']:.2f}"]
-            cells += [f"{row[part]:.2f}" for part in parts]
-            cells += [f"{row['prompt_tok_s']:.0f}", f"{row['vram'] / 2**20:.0f}"]
-        lines.append("| " + " | ".join(cells + [""] * (12 - len(cells))) + " |")
-    return "\n".join(lines)
+@dataclass
+class Step:
+    """A part of the check: its title, its command, and what came of it."""
+
+    title: str
+    command: Sequence[str | Path]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    note: str = "not reached"
+    """Why nothing or not everything was measured; "" if everything was."""
+
+
+def run_step(step: Step, seconds: float) -> Iterator[None]:
+    """Run a step for `seconds` at most; yields after each row that it prints."""
+    process = subprocess.Popen(step.command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, stop)
+    timer.start()
+    try:
+        for line in process.stdout:
+            if line.startswith("{"):
+                step.rows.append(json.loads(line))
+                yield
+        code = process.wait()
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait()
+    if stopped.is_set():
+        step.note = f"stopped after {seconds:.0f} s"
+    else:
+        step.note = f"ended with code {code}" if code else ""
+    yield
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Rows as Markdown; a column for each name, in the order of their first use."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = ["| " + " | ".join(names) + " |", "| --- " * len(names) + "|"]
+    for row in rows:
+        cells = [row.get(name, "") for name in names]
+        texts = [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells]
+        lines.append("| " + " | ".join(texts) + " |")
+    return lines
+
+
+def report(steps: Sequence[Step], backend: str) -> str:
+    """Everything so far as Markdown."""
+    day = datetime.now(timezone.utc).date().isoformat()
+    lines = [f"## {backend}, {platform.machine()}, {day}"]
+    for step in steps:
+        lines += ["", f"### {step.title}", ""]
+        lines += table(step.rows) if step.rows else []
+        if step.note:
+            lines += ["", f"{'Incomplete' if step.rows else 'Skipped'}: {step.note}"]
+    return "\n".join(lines) + "\n"
+
+
+def planned(arguments: argparse.Namespace) -> list[Step]:
+    """The steps in their order."""
+    base: list[str | Path] = [sys.executable, STEP, "--work", arguments.folder / "models"]
+    base += ["--backend", arguments.backend, "--tokens", str(arguments.tokens)]
+    base += ["--rounds", str(arguments.rounds), "--depths", arguments.depths]
+    if arguments.stock:
+        base += ["--stock", arguments.stock]
+    shapes = arguments.shapes.split(",")
+    dense = [shape for shape in shapes if "-a" not in shape and "moe" not in shape]
+    steps = [Step("Text and acceptance", [*base, "text", "tiny"])]
+    if dense:
+        steps += [
+            Step(
+                f"Milliseconds of a batch, {dense[-1]}, {quant}",
+                [*base, "batches", dense[-1], "--quant", quant],
+            )
+            for quant in arguments.types.split(",")
+        ]
+    steps += [Step(f"Depths, {shape}", [*base, "depths", shape]) for shape in shapes]
+    if arguments.backend != "cpu":
+        tests = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-x"]
+        steps.append(Step("pytest -m gpu", tests))
+    return steps
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--backend", required=True, help="cuda, hip, metal, sycl, vulkan, …")
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--backend", required=True, choices=["cuda", "vulkan", "cpu"])
+    parser.add_argument("--seconds", type=float, default=420, help="for all steps together")
     parser.add_argument("--shapes", default=SHAPES)
-    parser.add_argument("--depths", default="1,2,3,4,5,6,auto")
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--types", default=TYPES)
+    parser.add_argument("--depths", default="1,2,3,4,auto")
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-build", action="store_true", help="FOLDER/environment is up to date")
-    parser.add_argument("--no-tests", action="store_true")
-    parser.add_argument("--keep-models", choices=["yes", "no"], default="yes")
+    parser.add_argument("--stock", help="llama-server without patches, to compare with")
     arguments = parser.parse_args()
-    work = arguments.work.resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    folder = work / "environment"
-    python = folder / "bin" / "python"
-    if not arguments.no_build:
-        subprocess.run([ROOT / ".ci" / "gpu", arguments.backend, folder], check=True)
-    environment = {
-        **os.environ,
-        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }
-    tests = "not run"
-    if not arguments.no_tests:
-        done = subprocess.run(
-            [python, "-m", "pytest", "-m", "gpu", "-q"],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        print(done.stdout)
-        tests = done.stdout.strip().splitlines()[-1]
-    tables, failed = [], []
-    for shape in arguments.shapes.split(","):
-        command = [python, ROOT / "benchmarks" / "gpu_table.py", shape, "--work", work / "models"]
-        command += ["--depths", arguments.depths, "--tokens", str(arguments.tokens)]
-        command += ["--rounds", str(arguments.rounds), "--keep", arguments.keep_models]
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=False
-        )
-        if done.returncode:
-            failed.append(shape)
+    if arguments.backend == "vulkan":
+        os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # also a device in software
+    end = time.monotonic() + arguments.seconds
+    arguments.folder = arguments.folder.resolve()
+    (arguments.folder / "models").mkdir(parents=True, exist_ok=True)
+    steps, file = planned(arguments), arguments.folder / "gpu.md"
+    file.write_text(report(steps, arguments.backend), encoding="utf-8")
+    for i, step in enumerate(steps):
+        left = end - time.monotonic()
+        limit = left if i == len(steps) - 1 else left * SHARE
+        if limit < LEAST:
+            step.note = f"{max(left, 0):.0f} s of {arguments.seconds:.0f} s were left"
             continue
-        tables.append(table(json.loads(done.stdout.splitlines()[-1])))
-        print(f"\n{tables[-1]}\n", flush=True)
-    day = datetime.now(timezone.utc).date().isoformat()
-    head = f"## {arguments.backend}, {platform.machine()}, {day}\n\n`pytest -m gpu`: {tests}"
-    (work / "gpu.md").write_text("\n\n".join([head, *tables]) + "\n", encoding="utf-8")
-    print(f"{work / 'gpu.md'}: {len(tables)} tables; {tests}")
-    if failed:
-        print(f"failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+        print(f"{step.title}: up to {limit:.0f} s", flush=True)
+        for _ in run_step(step, limit):
+            file.write_text(report(steps, arguments.backend), encoding="utf-8")
+    text = report(steps, arguments.backend)
+    file.write_text(text, encoding="utf-8")
+    print(f"\n{text}\n{file}")
+    return 1 if any(step.note.startswith("ended") for step in steps) else 0
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""Measure one shape on the first GPU, for gpu.py; the last line printed is JSON.
+"""One step of gpu.py, on the first GPU or the CPU; each line printed is a row in JSON.
 
-python benchmarks/gpu_table.py SHAPE --work FOLDER [--depths 1,2,3,auto] [--tokens 256] [--rounds 3]
+python benchmarks/gpu_table.py text|batches|depths SHAPE --work FOLDER [--backend cuda]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import MTPLlama, devices
 from mtp_gguf.native.libraries import device_name
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.server.build import find_build
 
 HIT = 0.8
@@ -29,6 +33,9 @@ PERIOD = 4  # three linear attention layers and one of full attention
 CPU_MOE = "-cpu-moe"  # of a shape's name: the experts are on the CPU
 LONG_PROMPT = 512
 ALL = 999
+TEXT = 64  # tokens
+MOST_ROWS = 16
+REPEATS = 5
 # Models whose checkpoint would not fit into memory: their first PERIOD layers are repeated.
 STRETCHED = {"27b": 64, "35b-a3b": 40}
 
@@ -62,6 +69,13 @@ def stretched(source: Path, target: Path, layers: int) -> None:
         write(target, OutputSpec(metadata, tuple(copies)))
 
 
+def few_layers(shape: str) -> str:
+    """The name of a shape with PERIOD layers, which can be made."""
+    short = f"{shape}-{PERIOD}"
+    SHAPES[short] = replace(SHAPES[shape], name=short, layers=PERIOD)
+    return short
+
+
 def model_file(shape: str, work: Path) -> Path:
     """The GGUF of a shape, made once."""
     layers = STRETCHED.get(shape)
@@ -69,25 +83,73 @@ def model_file(shape: str, work: Path) -> Path:
         return dial_file(shape, HIT, work)
     target = work / f"{shape}-{layers}-layers.gguf"
     if not target.exists():
-        short = f"{shape}-{PERIOD}"
-        spec = replace(SHAPES[shape], name=short, layers=PERIOD, vocab_size=248_320)
-        SHAPES[short] = spec
-        small = dial_file(short, HIT, work)
-        stretched(small, target, layers)
+        small = dial_file(few_layers(shape), HIT, work)
+        partial = target.with_suffix(".part")
+        stretched(small, partial, layers)
+        partial.rename(target)
         small.unlink()
     return target
 
 
+def text_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
+    """The text and acceptance at each depth, there and on the CPU."""
+
+    def generate(depth: int | str, n_gpu_layers: int) -> tuple[list[int], list[float]]:
+        with MTPLlama(
+            str(path), depth=depth, n_ctx=256, n_gpu_layers=n_gpu_layers, profile=False
+        ) as llm:
+            tokens = [*itertools.islice(llm.generate([5, 6, 7], temp=0.0), TEXT)]
+            return tokens, llm.mtp_stats.acceptance
+
+    wanted, _ = generate(0, 0)
+    for depth in (0, 1, 2, 3, 4, "auto"):
+        tokens, there = generate(depth, layers)
+        _, on_cpu = generate(depth, 0)
+        same = next(
+            (i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b), TEXT
+        )
+        yield {
+            "depth": depth,
+            f"tokens as on the CPU, of {TEXT}": same,
+            "acceptance": " ".join(f"{share:.2f}" for share in there),
+            "on the CPU": " ".join(f"{share:.2f}" for share in on_cpu),
+        }
+
+
+def batch_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
+    """Milliseconds of llama.cpp for a batch of so many rows with logits, medians."""
+    with MTPLlama(str(path), depth=0, n_ctx=512, n_gpu_layers=layers, profile=False) as llm:
+        context = llm.ctx
+        memory = llama_cpp.llama_get_memory(context)
+        first = 0.0
+        for rows in range(1, MOST_ROWS + 1):
+            batch = llama_cpp.llama_batch_init(rows, 0, 1)
+            for i in range(rows):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 5 + i, i, 1, 1
+                batch.seq_id[i][0] = 0
+            batch.n_tokens = rows
+            times = []
+            for _ in range(REPEATS + 2):
+                llama_cpp.llama_memory_clear(memory, False)
+                began = time.perf_counter()
+                if llama_cpp.llama_decode(context, batch):
+                    raise RuntimeError(f"llama_decode failed for {rows} rows")
+                llama_cpp.llama_synchronize(context)
+                times.append((time.perf_counter() - began) * 1e3)
+            llama_cpp.llama_batch_free(batch)
+            ms = statistics.median(times[2:])  # the first ones compile and warm up
+            first = first or ms
+            yield {"rows": rows, "ms": ms, "times one row": ms / first}
+
+
 def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe: int) -> Any:
     """Our session at one depth: medians of the rounds."""
-    device = device_name(ALL)
-    before = devices.device_memory(device)[0]
     with MTPLlama(
         str(path),
         depth=depth,
         max_depth=6,
         n_ctx=2048,
-        n_gpu_layers=-1,
+        n_gpu_layers=arguments.layers,
         n_cpu_moe=cpu_moe,
         profile=False,
     ) as llm:
@@ -99,61 +161,85 @@ def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe
         rounds = [one_round(llm, prompt, arguments.tokens) for _ in range(arguments.rounds)]
         prefill_ms(llm, long_prompt)
         trunk_ms, head_ms = prefill_ms(llm, long_prompt)
-        used = before - devices.device_memory(device)[0]
+        free, total = devices.device_memory(device_name(arguments.layers))
     row: dict[str, Any] = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
-    parts = sum(row[part] for part in ("draft_ms", "verify_ms", "sample_ms", "rollback_ms"))
-    return row | {
-        "what": "plain" if depth == 0 else f"ours, depth {depth}",
-        "rest_ms": row["cycle_ms"] - parts,
-        "prompt_tok_s": LONG_PROMPT * 1e3 / (trunk_ms + head_ms),
-        "vram": used,
+    parts = ("draft_ms", "verify_ms", "sample_ms", "rollback_ms")
+    return {
+        "decoding": "plain" if depth == 0 else f"ours, depth {depth}",
+        "tok/s": row["tok_s"],
+        "tokens a cycle": row["tokens_per_cycle"],
+        "cycle ms": row["cycle_ms"],
+        **{part.removesuffix("_ms"): row[part] for part in parts},
+        "rest": row["cycle_ms"] - sum(row[part] for part in parts),
+        "prompt tok/s": round(LONG_PROMPT * 1e3 / (trunk_ms + head_ms)),
+        "used MiB": (total - free) >> 20,
     }
 
 
 def measure_server(
-    binary: Path, path: Path, depth: int, arguments: argparse.Namespace, cpu_moe: int
-) -> dict[str, Any]:
-    """llama-server with its own steps of draft-mtp."""
-    options = ["-ngl", str(ALL), "--n-cpu-moe", str(cpu_moe)]
-    options += ["--no-spec-draft-fused"] if depth else []
+    binary: str, path: Path, depth: int, arguments: argparse.Namespace, cpu_moe: int, *more: str
+) -> float:
+    """Tokens a second of llama-server at a depth of llama.cpp's own draft-mtp."""
+    options = ["-ngl", str(arguments.layers), "--n-cpu-moe", str(cpu_moe), *more]
     prompt = np.random.default_rng(1).integers(0, 700, PROMPT_TOKENS).tolist()
-    with server(str(binary), str(path), depth, 4, *options) as url:
+    with server(binary, str(path), depth, 4, *options) as url:
         speeds = [server_round(url, prompt, arguments.tokens) for _ in range(arguments.rounds + 1)]
-    what = f"llama-server's draft-mtp, depth {depth}" if depth else "llama-server, plain"
-    return {"what": what, "tok_s": statistics.median(speeds[1:])}
+    return statistics.median(speeds[1:])
+
+
+def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Iterator[dict[str, Any]]:
+    """Plain, ours and llama-server's, and plain again."""
+    depths = [d if d == "auto" else int(d) for d in arguments.depths.split(",")]
+    numbers = [0, *(d for d in depths if isinstance(d, int))]
+    plain = 0.0
+    for depth in (0, *depths, 0):
+        row = measure(path, depth, arguments, cpu_moe)
+        plain = plain or row["tok/s"]
+        yield {"decoding": row.pop("decoding"), "× plain": row["tok/s"] / plain, **row}
+    build = find_build()
+    for name, binary, own in (
+        ("llama-server without patches", arguments.stock, ()),
+        ("llama-server's own steps", build and str(build.server), ("--no-spec-draft-fused",)),
+    ):
+        for depth in numbers if binary else []:
+            more = own if depth else ()
+            speed = measure_server(binary, path, depth, arguments, cpu_moe, *more)
+            yield {
+                "decoding": f"{name}, depth {depth}",
+                "tok/s": speed,
+                "× plain": speed / plain,
+            }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("step", choices=["text", "batches", "depths"])
     parser.add_argument("shape")
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--depths", default="1,2,3,4,5,6,auto")
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--backend", default="cuda")
+    parser.add_argument("--quant", default="Q4_K_M")
+    parser.add_argument("--depths", default="1,2,3,4,auto")
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--keep", choices=["yes", "no"], default="yes")
+    parser.add_argument("--stock", help="llama-server without patches")
     arguments = parser.parse_args()
     shape = arguments.shape.removesuffix(CPU_MOE)
-    cpu_moe = ALL if arguments.shape.endswith(CPU_MOE) else 0
+    arguments.layers = 0 if arguments.backend == "cpu" else ALL
     if shape not in SHAPES:
         parser.error(f"expected one of {', '.join(SHAPES)}, found {shape}")
-    if device_name(ALL) == "CPU":
+    if arguments.layers and device_name(ALL) == "CPU":
         parser.error("ggml finds no GPU")
     arguments.work.mkdir(parents=True, exist_ok=True)
-    path = model_file(shape, arguments.work)
-    depths = [d if d == "auto" else int(d) for d in arguments.depths.split(",")]
-    rows = [measure(path, depth, arguments, cpu_moe) for depth in (0, *depths)]
-    build = find_build()
-    for depth in [0, *(d for d in depths if isinstance(d, int))] if build else []:
-        rows.append(measure_server(build.server, path, depth, arguments, cpu_moe))
-    device = next(d for d in devices.devices() if d.name == device_name(ALL))
-    size = path.stat().st_size
-    if arguments.keep == "no":
-        path.unlink()
-    print(
-        json.dumps(
-            {"shape": arguments.shape, "device": device.description, "bytes": size, "rows": rows}
-        )
-    )
+    if arguments.step == "text":
+        rows = text_rows(model_file(shape, arguments.work), arguments.layers)
+    elif arguments.step == "batches":
+        path = dial_file(few_layers(shape), HIT, arguments.work, arguments.quant)
+        rows = batch_rows(path, arguments.layers)
+    else:
+        cpu_moe = ALL if arguments.shape.endswith(CPU_MOE) else 0
+        rows = depth_rows(model_file(shape, arguments.work), arguments, cpu_moe)
+    for row in rows:
+        print(json.dumps(row), flush=True)
     return 0
 
 

@@ -24,6 +24,7 @@ from .chat_commands import Answer, obey
 from .conversation import Conversation
 from .drafting_model import drafting_model, vision_tower
 from .generate import as_utf8, parse_depth
+from .gpu_options import MainGpu, Split, TensorSplit, split_options
 from .options import (
     SAMPLING,
     AsJson,
@@ -110,6 +111,9 @@ def chat(
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
     n_cpu_moe: CpuMoe = 0,
+    split_mode: Split = None,
+    tensor_split: TensorSplit = None,
+    main_gpu: MainGpu = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -157,7 +161,8 @@ def chat(
         raise typer.BadParameter(f"{named_sessions.OPTION} and --session cannot be combined")
     wanted = parse_depth(depth)
     system = system and as_utf8("--system", system)
-    llm = drafting_model(model, head, wanted, context, threads, gpu_layers, n_cpu_moe)
+    split = split_options(split_mode, tensor_split, main_gpu)
+    llm = drafting_model(model, head, wanted, context, threads, gpu_layers, n_cpu_moe, split=split)
     from mtp_gguf.native.chat import Chat  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.native.sampling import Sampling  # noqa: PLC0415
 

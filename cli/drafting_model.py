@@ -1,6 +1,7 @@
 """Open the model that `generate` and `chat` run."""
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +30,9 @@ _OPTION_NAMES = {
     "draft_threads:": "--draft-threads:",
     "mtp_head:": "--head:",
     "n_cpu_moe:": "--n-cpu-moe:",
+    "split_mode:": "--split-mode:",
+    "tensor_split:": "--tensor-split:",
+    "main_gpu:": "--main-gpu:",
     "lora_path:": "--lora:",
     "lookup files:": "--lookup-file:",
 }
@@ -43,6 +47,7 @@ def drafting_model(
     gpu_layers: int,
     n_cpu_moe: int,
     *,
+    split: Mapping[str, Any] | None = None,
     lora: Path | None = None,
     cache_type_k: CacheType | None = None,
     cache_type_v: CacheType | None = None,
@@ -50,6 +55,7 @@ def drafting_model(
 ) -> "MTPLlama":
     """Download the model if it is on the hub, check it, and load it; warnings become notes.
 
+    split: MTPLlama's arguments that split a model over several GPUs.
     cache_type_k, cache_type_v: types of the KV cache; None for llama.cpp's default. options:
     further arguments of MTPLlama. From here on, a crash ends the program with a sentence.
     """
@@ -88,6 +94,7 @@ def drafting_model(
                 n_gpu_layers=usable_layers,
                 # Without the GPU that was asked for, one note is enough.
                 n_cpu_moe=n_cpu_moe if usable_layers == gpu_layers else 0,
+                **(split or {} if usable_layers == gpu_layers else {}),
                 **options,
             )
     for note in notes:

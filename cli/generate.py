@@ -20,6 +20,7 @@ from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 
 from . import session_option, token_colors
 from .drafting_model import drafting_model, vision_tower
+from .gpu_options import MainGpu, Split, TensorSplit, split_options
 from .options import (
     SAMPLING,
     AsJson,
@@ -110,6 +111,9 @@ def generate(
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
     n_cpu_moe: CpuMoe = 0,
+    split_mode: Split = None,
+    tensor_split: TensorSplit = None,
+    main_gpu: MainGpu = None,
     lora: Lora = None,
     cache_type_k: CacheTypeK = None,
     cache_type_v: CacheTypeV = None,
@@ -255,6 +259,7 @@ def generate(
         threads,
         gpu_layers,
         n_cpu_moe,
+        split=split_options(split_mode, tensor_split, main_gpu),
         lora=lora,
         cache_type_k=cache_type_k,
         cache_type_v=cache_type_v,

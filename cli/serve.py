@@ -41,6 +41,8 @@ from mtp_gguf.server.model import (
     open_model,
 )
 
+from .gpu_options import MainGpu, Split, TensorSplit
+from .gpu_options import tensor_split as parse_tensor_split
 from .local_model import local_model
 from .options import AsJson, Command, Threads, parse_bytes, spelled
 from .progress import USAGE_ERROR, reports_errors, status_line
@@ -143,6 +145,9 @@ def serve(
             help="Put this many layers on the GPU (default: llama-server's).",
         ),
     ] = None,
+    split_mode: Split = None,
+    tensor_split: TensorSplit = None,
+    main_gpu: MainGpu = None,
     head: Annotated[
         str | None,
         typer.Option(
@@ -268,12 +273,16 @@ def serve(
         raise typer.BadParameter("--session-size needs --session-dir")
     if no_draft and (head or depth):
         raise typer.BadParameter("--no-draft cannot be combined with --head or --depth")
+    parse_tensor_split(tensor_split)
     wanted = None if depth is None else _depth(depth)
     ours = {
         "--ctx-size": context,
         "--parallel": parallel,
         "--threads": threads,
         "--n-gpu-layers": "all" if gpu_layers == -1 else gpu_layers,
+        "--split-mode": None if split_mode is None else split_mode.value,
+        "--tensor-split": tensor_split,
+        "--main-gpu": main_gpu,
         "--api-key": api_key,
     }
     given = [str(w) for pair in ours.items() if pair[1] is not None for w in pair]

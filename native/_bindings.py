@@ -316,6 +316,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_head ** out);
     lib.mtp_head_load.restype = c_int32
     lib.mtp_head_load.argtypes = [c_char_p, POINTER(HeadParams), POINTER(c_void_p)]
+    # mtp_status mtp_head_check(const char * path, const mtp_head_params * params);
+    lib.mtp_head_check.restype = c_int32
+    lib.mtp_head_check.argtypes = [c_char_p, POINTER(HeadParams)]
     # void mtp_head_free(mtp_head * head);
     lib.mtp_head_free.restype = None
     lib.mtp_head_free.argtypes = [c_void_p]
@@ -391,6 +394,9 @@ def _declare(lib: ctypes.CDLL) -> None:
     # mtp_status mtp_imatrix_get(const mtp_imatrix * imatrix, int32_t i, mtp_imatrix_entry * out);
     lib.mtp_imatrix_get.restype = c_int32
     lib.mtp_imatrix_get.argtypes = [c_void_p, c_int32, POINTER(ImatrixEntry)]
+    # mtp_status mtp_head_built_graphs(const mtp_head * head, int64_t * out);
+    lib.mtp_head_built_graphs.restype = c_int32
+    lib.mtp_head_built_graphs.argtypes = [c_void_p, POINTER(c_int64)]
     # mtp_status mtp_head_set_imatrix(mtp_head * head, mtp_imatrix * imatrix);
     lib.mtp_head_set_imatrix.restype = c_int32
     lib.mtp_head_set_imatrix.argtypes = [c_void_p, c_void_p]

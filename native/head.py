@@ -31,6 +31,20 @@ class Draft:
     logits: NDArray[np.float32] | None
 
 
+def check_head(
+    path: str | Path, *, trunk: str | Path | None, device: str, fastmtp_size: int
+) -> None:
+    """Raise what `Head` with these arguments would, before a large trunk is loaded for it.
+
+    Covers the file, the draft vocabulary, and whether the device can read rows of the embedding.
+    """
+    lib = library()
+    params = lib.mtp_head_default_params()
+    params.trunk_path = None if trunk is None else str(trunk).encode()
+    params.device, params.fastmtp_size = device.encode(), fastmtp_size
+    check(lib.mtp_head_check(str(path).encode(), ctypes.byref(params)))
+
+
 @dataclass(frozen=True)
 class SequenceTask:
     """What `draft_batch` does for one sequence: the arguments of `draft`.
@@ -223,6 +237,12 @@ class Head(Owner):
         out = ctypes.c_char_p()
         self._call(library().mtp_head_ops, ctypes.byref(out))
         return (out.value or b"").decode().split()
+
+    def built_graphs(self) -> int:
+        """Return how many draft graphs have been built so far; each takes milliseconds."""
+        out = ctypes.c_int64()
+        self._call(library().mtp_head_built_graphs, ctypes.byref(out))
+        return out.value
 
     def _rows(
         self, tokens: Sequence[int], hidden: ArrayLike

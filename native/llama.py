@@ -44,13 +44,20 @@ from .chat_template import ChatTemplate
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ContextFullError, ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
-from .head import Head
+from .head import Head, check_head
 from .json_schema import response_schema, schema_grammar
 from .logprobs import ROWS, TokenLogprobs
 from .lookup_files import open_lookup_files
 from .model_file import TEMPLATE_ERRORS, check_adapter, check_trunk, template_fault
 from .model_lock import ModelLock
-from .offload import check_device, check_gpu_layers, idle_cpu_moe, missing_gpu
+from .offload import (
+    check_device,
+    check_gpu_layers,
+    check_split,
+    idle_cpu_moe,
+    last_gpu,
+    missing_gpu,
+)
 from .offload import tensor_overrides as override_array
 from .prompt_checkpoints import PromptCheckpoints
 from .prompt_reuse import PromptReuse, explain
@@ -158,7 +165,8 @@ class MTPLlama(llama_cpp.Llama):
     - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none. A file
       without one gets a list of this size when it is loaded; 0 for the default size.
     - mtp_head: another file to take the head from, local or on the hub.
-    - mtp_device: ggml's name of the device for the head (default: the trunk's device).
+    - mtp_device: ggml's name of the device for the head (default: that of the trunk's last layer).
+    - split_mode, tensor_split, main_gpu: llama_cpp.Llama's, for several GPUs.
     - n_cpu_moe: keep the experts of the trunk's first so many layers on the CPU, for a model that
       does not fit on the GPU. The head's are where the head is.
     - tensor_overrides: ggml's name of a device for each regular expression, such as
@@ -256,7 +264,9 @@ class MTPLlama(llama_cpp.Llama):
         if mtp_device is not None:
             check_device("mtp_device", mtp_device)
         self._overrides = override_array(n_cpu_moe, tensor_overrides or {})
-        device = _trunk_device(options)
+        check_split(options)
+        library()  # rejects an incompatible llama.cpp before anything is loaded
+        device = last_gpu(options)
         found = local_gguf(str(model_path), with_head=mtp_head is None and depth != 0)
         model_path = str(found.path)
         if mtp_head is not None:
@@ -397,6 +407,13 @@ class MTPLlama(llama_cpp.Llama):
             options[name] = options.get(name) or computing_threads()
         verbose = options.setdefault("verbose", False)
         log.listen(verbose)
+        if self.max_depth > 0 and device != "CPU":
+            check_head(
+                mtp_head or model_path,
+                trunk=model_path if mtp_head else None,
+                device=device,
+                fastmtp_size=settings.fastmtp_size,
+            )
         try:
             super().__init__(model_path, **options)
         except ValueError as error:
@@ -446,7 +463,10 @@ class MTPLlama(llama_cpp.Llama):
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
         if self.depth == AUTO:
-            names = ("n_threads", "n_gpu_layers", "type_k", "type_v", "flash_attn", "lora_path")
+            names = (
+                *("n_threads", "n_gpu_layers", "type_k", "type_v", "flash_attn", "lora_path"),
+                *("split_mode", "tensor_split", "main_gpu"),
+            )
             remembered = depth_file(
                 [Path(path) for path in (model_path, mtp_head) if path],
                 runtime.folder,
@@ -1479,13 +1499,3 @@ def _choose_attention(options: dict[str, Any], device: str) -> None:
     """
     if device == "CPU" and has_attention():
         options.setdefault("flash_attn", True)
-
-
-def _trunk_device(options: dict[str, Any]) -> str:
-    """Return ggml's name of the device that llama_cpp.Llama puts the trunk's first layers on."""
-    lib = library()  # rejects an incompatible llama.cpp before anything is loaded
-    if options.get("n_gpu_layers", 0) == 0:
-        return "CPU"
-    whole = options.get("split_mode") == llama_cpp.LLAMA_SPLIT_MODE_NONE
-    name: bytes = lib.mtp_gpu_name(options.get("main_gpu", 0) if whole else 0)
-    return name.decode()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ._bindings import library
 from .devices import buffer_type, devices
 from .errors import NativeError
 from .libraries import has_gpu
@@ -13,6 +15,7 @@ from .libraries import has_gpu
 _EXPERTS = r"^blk\.({})\.ffn_[a-z_]*_(ch)?exps\."
 _ALL_LAYERS = 512  # LLAMA_MAX_LAYERS
 _MOST_LAYERS = 2**31 - 1
+_SPLIT_MODES = ("none", "layer", "row", "tensor")  # llama_split_mode
 
 
 class TensorOverride(ctypes.Structure):
@@ -30,6 +33,44 @@ def check_gpu_layers(n_gpu_layers: Any) -> None:
         raise NativeError(
             f"n_gpu_layers: expected -1 (all) to {_MOST_LAYERS}, found {n_gpu_layers!r}"
         )
+
+
+def gpu_names() -> list[str]:
+    """Ggml's names of the GPUs, in the order in which llama.cpp numbers them."""
+    found = [library().mtp_gpu_name(i).decode() for i in range(len(devices()))]
+    return [name for name in found if name != "CPU"]
+
+
+def check_split(options: Mapping[str, Any]) -> None:
+    """NativeError unless split_mode, tensor_split and main_gpu fit llama.cpp and the GPUs here."""
+    mode, shares, main = (options.get(n) for n in ("split_mode", "tensor_split", "main_gpu"))
+    if mode is not None and mode not in range(len(_SPLIT_MODES)):
+        modes = ", ".join(f"{i} ({name})" for i, name in enumerate(_SPLIT_MODES))
+        raise NativeError(f"split_mode: expected one of {modes}, found {mode!r}")
+    gpus = gpu_names() if options.get("n_gpu_layers", 0) else []
+    if main is not None and (not isinstance(main, int) or main < 0 or (gpus and main >= len(gpus))):
+        most = f"0 to {len(gpus) - 1} ({', '.join(gpus)})" if gpus else "0 or more"
+        raise NativeError(f"main_gpu: expected {most}, found {main!r}")
+    if shares is None:
+        return
+    if not all(isinstance(s, int | float) and 0 <= s < math.inf for s in shares) or not any(shares):
+        raise NativeError(f"tensor_split: expected numbers of which one is not 0, found {shares}")
+    if gpus and len(shares) > len(gpus):
+        raise NativeError(
+            f"tensor_split: expected {len(gpus)} shares or fewer, of {', '.join(gpus)}, found "
+            f"{len(shares)}"
+        )
+
+
+def last_gpu(options: Mapping[str, Any]) -> str:
+    """Ggml's name of the device of the trunk's last layer, as `check_split` has accepted it."""
+    gpus = gpu_names() if options.get("n_gpu_layers", 0) else []
+    if not gpus:
+        return "CPU"
+    if options.get("split_mode") == 0:
+        return gpus[options.get("main_gpu") or 0]
+    shares = options.get("tensor_split") or [1] * len(gpus)
+    return gpus[max(i for i, share in enumerate(shares) if share > 0)]
 
 
 def missing_gpu(option: str, n_gpu_layers: int) -> str | None:

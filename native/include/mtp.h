@@ -174,6 +174,10 @@ typedef struct mtp_head_info {
 
 /* Loads the MTP block of a GGUF and its draft vocabulary. The file is fully validated. */
 MTP_API mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_head ** out);
+
+/* Checks the file and the draft vocabulary, and that the device can read rows of the embedding, before a large
+ * trunk is loaded. embedding and output are not used. */
+MTP_API mtp_status mtp_head_check(const char * path, const mtp_head_params * params);
 MTP_API void       mtp_head_free(mtp_head * head);
 MTP_API mtp_status mtp_head_get_info(const mtp_head * head, mtp_head_info * out);
 
@@ -251,6 +255,10 @@ MTP_API mtp_status mtp_head_set_rows(mtp_head * head, int32_t seq, int32_t end, 
 /* Returns the names of the ggml ops that this head's graphs use, sorted and separated by spaces, to
  * check whether a backend supports them. The text lives as long as the head. */
 MTP_API mtp_status mtp_head_ops(mtp_head * head, const char ** out);
+
+/* Returns how many draft graphs the head has built so far. Those for other rows, depths or lengths are built
+ * when they are needed, and kept. */
+MTP_API mtp_status mtp_head_built_graphs(const mtp_head * head, int64_t * out);
 
 /* ---- importance matrix ----
  *

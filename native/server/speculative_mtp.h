@@ -340,6 +340,11 @@ static ggml_backend_dev_t common_speculative_last_device(const common_params & p
     if (params.split_mode == LLAMA_SPLIT_MODE_NONE) {
         return params.main_gpu >= 0 && params.main_gpu < (int) devices.size() ? devices[params.main_gpu] : nullptr;
     }
+    for (size_t i = std::size(params.tensor_split); i-- > 0;) {
+        if (params.tensor_split[i] > 0.0f) { // the last one that gets layers
+            return i < devices.size() ? devices[i] : nullptr;
+        }
+    }
     return devices.empty() ? nullptr : devices.back();
 }
 

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: models of repeated layers, and a table of what was measured on a GPU."""
+"""benchmarks/gpu.py: models of repeated layers, the steps of a check, and their limits."""
 
 from __future__ import annotations
 
@@ -26,6 +26,29 @@ for path in sys.argv[1:]:
         print([*islice(llm.generate([5, 6, 7], temp=0.0), 24)], llm.mtp_stats.acceptance)
 """
 
+# A step that prints two rows and something else, and then waits, and one that fails.
+STEPS = """
+from gpu import Step, report, run_step
+rows = "echo '{\\"rows\\": 1}'; echo x; echo '{\\"ms\\": 0.5}'"
+waits = Step("waits", ["sh", "-c", f"{rows}; exec sleep 900"])
+fails = Step("fails", ["sh", "-c", "exit 3"])
+for step in (waits, fails):
+    for _ in run_step(step, 5):
+        pass
+print(report([waits, fails, Step("later", [])], "cpu"))
+"""
+
+
+def check(folder: Path, *words: str) -> list[str]:
+    """The lines of gpu.md after a check of the tests' shape."""
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), str(folder), "--shapes", "tiny"]
+    command += ["--types", "Q4_K_M", "--depths", "2,auto", "--tokens", "8", "--rounds", "1", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (folder / "gpu.md").read_text().splitlines()
+    assert done.stdout.endswith("\n".join([*lines, "", f"{folder / 'gpu.md'}"]) + "\n")
+    return lines
+
 
 def test_a_model_of_repeated_layers_drafts_the_same(dial: Dial, tmp_path: Path) -> None:
     words = (dial("tiny"), tmp_path / "stretched.gguf")
@@ -33,21 +56,48 @@ def test_a_model_of_repeated_layers_drafts_the_same(dial: Dial, tmp_path: Path) 
     assert said[0] == said[1]
 
 
-@pytest.mark.gpu
-def test_the_table(tmp_path: Path) -> None:
+def test_without_time_everything_is_skipped_and_said(tmp_path: Path) -> None:
+    lines = check(tmp_path, "--backend", "cpu", "--seconds", "0")
+    titles = [line for line in lines if line.startswith("### ")]
+    assert titles == [
+        "### Text and acceptance",
+        "### Milliseconds of a batch, tiny, Q4_K_M",
+        "### Depths, tiny",
+    ]
+    assert lines.count("Skipped: 0 s of 0 s were left") == len(titles)
+
+
+@pytest.mark.thorough
+def test_a_step_that_is_stopped_leaves_its_rows() -> None:
+    lines = run_python(STEPS, cwd=BENCHMARKS).splitlines()
+    assert [line for line in lines if line] == [
+        lines[0],
+        "### waits",
+        "| rows | ms |",
+        "| --- | --- |",
+        "| 1 |  |",
+        "|  | 0.50 |",
+        "Incomplete: stopped after 5 s",
+        "### fails",
+        "Skipped: ended with code 3",
+        "### later",
+        "Skipped: not reached",
+    ]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("vulkan", marks=pytest.mark.gpu)])
+def test_the_table(tmp_path: Path, backend: str) -> None:
     """On a shape of the tests; its figures mean nothing."""
-    folder = tmp_path / "environment"
-    folder.symlink_to(sys.prefix)
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--backend", "any"]
-    command += ["--work", str(tmp_path)]
-    command += ["--no-build", "--no-tests", "--shapes", "tiny-moe-cpu-moe", "--depths", "2,auto"]
-    command += ["--tokens", "8", "--rounds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in (tmp_path / "gpu.md").read_text().splitlines() if "| " in line]
-    assert [row.split(" | ")[0] for row in rows[2:5]] == [
+    lines = check(tmp_path, "--backend", backend, "--seconds", "36000")
+    assert not [line for line in lines if line.startswith(("Skipped", "Incomplete"))]
+    tables = "\n".join(lines).split("### ")[1:]
+    text, batches, depths = ([r for r in t.splitlines() if r[:1] == "|"][2:] for t in tables[:3])
+    assert [row.split(" | ")[:2] for row in text[:5]] == [[f"| {n}", "64"] for n in range(5)]
+    assert [int(row.split(" | ")[0][2:]) for row in batches] == list(range(1, 17))
+    assert [row.split(" | ")[0] for row in depths[:4]] == [
         "| plain",
         "| ours, depth 2",
         "| ours, depth auto",
+        "| plain",
     ]
-    assert len({row.count("|") for row in rows}) == 1

@@ -483,6 +483,23 @@ class TestGenerate:
         assert done.stderr.startswith(f"mtp-gguf: {note}")
         assert done.stderr.count("\n") == 1
 
+    def test_several_gpus_where_there_is_none(self, model: Path) -> None:
+        words = ("-p", "x", "-n", "2", "-t", "1", "-sm", "layer", "-ts", "3,1", "-mg", "0")
+        done = invoke("generate", model, *words, "-ngl", "9")
+        assert done.exit_code == 0
+        assert done.stderr.startswith("mtp-gguf: -ngl 9: llama.cpp found no GPU")
+        assert invoke("generate", model, *words).exit_code == 0
+
+    @pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+    def test_shares_of_gpus_are_checked(self, model: Path, command: str) -> None:
+        for text in ("a", "1,", "0,0", "1,-1", "nan"):
+            done = invoke(command, model, "--tensor-split", text)
+            assert done.exit_code == 2
+            assert (
+                f"expected numbers such as 3,1, of which one is not 0, found '{text}'"
+                in " ".join(done.stderr.replace("│", " ").split())
+            )
+
 
 class TestCompletion:
     """What a shell offers after a word, as the installed completion asks for it."""

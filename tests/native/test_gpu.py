@@ -21,9 +21,10 @@ import pytest
 
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.native import Head, ModelRefusedError, MTPLlama, NativeError
+from mtp_gguf.native import Head, MTPLlama, NativeError
 from mtp_gguf.native._bindings import check, library
 from mtp_gguf.native.head import SequenceTask
+from mtp_gguf.native.offload import check_split, gpu_names, last_gpu
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support import near_ties, places
@@ -408,6 +409,24 @@ def test_a_device_without_an_operation(models: Models) -> None:
     assert re.search(r"error: \w+ cannot run the draft graph: it has no MUL_MAT_ID for f16; ", said)
 
 
+def test_the_head_is_with_the_last_layer() -> None:
+    """With several GPUs, which GGML_VK_VISIBLE_DEVICES=0,0 makes of one."""
+    gpus = gpu_names()
+    if len(gpus) < 2:
+        pytest.skip("takes two GPUs")
+    for options, device in (
+        ({}, gpus[-1]),
+        ({"tensor_split": [3.0, 1.0]}, gpus[1]),
+        ({"tensor_split": [1, 0]}, gpus[0]),
+        ({"split_mode": 0}, gpus[0]),
+        ({"split_mode": 0, "main_gpu": 1}, gpus[1]),
+        ({"split_mode": 0, "main_gpu": 1, "n_gpu_layers": 0}, "CPU"),
+    ):
+        given = {"n_gpu_layers": -1, **options}
+        check_split(given)
+        assert last_gpu(given) == device
+
+
 def test_devices_are_checked_before_anything_is_loaded(dial: Dial) -> None:
     gpu = places.require_gpu()
     for options, text in (
@@ -416,5 +435,7 @@ def test_devices_are_checked_before_anything_is_loaded(dial: Dial) -> None:
     ):
         with pytest.raises(NativeError, match=text):
             MTPLlama(str(dial("tiny")), **options)
-    with pytest.raises(ModelRefusedError, match="main_gpu"):
+    with pytest.raises(NativeError, match=r"main_gpu: expected 0 to \d \(.*\), found 9"):
         MTPLlama(str(dial("tiny")), n_gpu_layers=-1, main_gpu=9, split_mode=0)
+    with pytest.raises(NativeError, match=r"tensor_split: expected \d shares or fewer, of .* 9"):
+        MTPLlama(str(dial("tiny")), n_gpu_layers=-1, tensor_split=[1] * 9)

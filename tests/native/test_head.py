@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,133 @@ def test_not_finite_hidden_states_leave_drafts_in_range(models: Models, hidden: 
         assert head.draws
         draft = head.draft(TOKENS, rows, 0, DEPTH)
         assert set(draft.tokens) <= set(head.draft_ids().tolist())
+
+
+@places.everywhere
+@pytest.mark.parametrize("layout", ["", "ids"])
+def test_of_equal_logits_the_lowest_index_is_drafted(
+    models: Models, rewrite: Rewrite, hidden: np.ndarray, layout: str
+) -> None:
+    """The rows of the first draft are also those of a lower and two higher tokens."""
+    path = models.gguf("dense-untied", layout=layout)
+    with Head(path) as head:
+        ids = head.draft_ids().tolist()
+        first = draft_all(head, hidden)
+    index = ids.index(first.tokens[0])
+    assert 3 < index < len(ids) - 40
+    with open_gguf(path) as file:
+        stored = file.by_name["output.weight"]
+        data = file.source.read(stored.offset, stored.nbytes)
+    table = np.frombuffer(data, np.uint8).reshape(stored.shape[1], -1).copy()
+    equal = [3, index, index + 1, index + 37]
+    table[[ids[i] for i in equal]] = table[ids[index]]
+    twins = rewrite(path, tensors={"output.weight": (stored.shape, stored.type, table.tobytes())})
+    rows = rows_for(hidden, len(TOKENS))
+    with Head(twins) as head:
+        alone = draft_all(head, hidden)
+        tasks = [SequenceTask(TOKENS, rows, 0, DEPTH, 0)]
+        head.rollback(0)
+        batch = head.draft_batch(tasks)[0]
+    logits = logits_of(alone)[0]
+    assert np.flatnonzero(logits == logits.max()).tolist() == equal
+    assert alone.tokens[0] == batch.tokens[0] == ids[3]
+    assert alone.probabilities[0] < first.probabilities[0]
+
+
+# --------------------------------------------------------------------- graphs that repeat
+
+
+def slots_that_come_and_go(head: AnyHead, cycles: int, depth: int) -> Iterator[list[SequenceTask]]:
+    """Cycles of texts of 70 to 1,000 tokens, between which a slot is idle for a while."""
+    draw = np.random.default_rng(1)
+    ids = head.draft_ids()
+
+    def rows(n: int) -> tuple[list[int], np.ndarray]:
+        states = draw.standard_normal((n, head.n_embd)).astype(np.float32)
+        return draw.choice(ids, n).tolist(), states
+
+    ends, left, idle = ([0] * head.n_seq_max for _ in range(3))
+    for _ in range(cycles):
+        tasks = []
+        for seq in range(head.n_seq_max):
+            if idle[seq] > 0:
+                idle[seq] -= 1
+                continue
+            if left[seq] <= 0:
+                ends[seq], left[seq] = int(draw.integers(20, 600)), int(draw.integers(50, 400))
+                head.rollback(0, seq)
+                head.feed(*rows(ends[seq]), 0, seq)
+            n = int(draw.integers(1, depth + 2))
+            tasks.append(SequenceTask(*rows(n), ends[seq], depth, seq))
+            ends[seq], left[seq] = ends[seq] + n, left[seq] - n
+            if left[seq] <= 0:
+                idle[seq] = int(draw.integers(40))
+        if tasks:
+            yield tasks
+
+
+@places.there
+def test_slots_that_come_and_go_share_graphs(models: Models) -> None:
+    """Where a graph is built, its launches are recorded anew, too."""
+    with Head(models.gguf(layout="ids"), n_ctx=2048, n_seq_max=4) as head:
+        for tasks in slots_that_come_and_go(head, 200, 2):
+            head.draft_batch(tasks)
+        built = head.built_graphs()
+    print(f"{built} graphs built in 200 cycles")
+    assert built < 50
+
+
+@places.everywhere
+def test_a_cache_that_was_longer_needs_no_other_graph(models: Models) -> None:
+    with Head(models.gguf(), n_ctx=1024) as head:
+        rows = np.zeros((600, head.n_embd), np.float32)
+        built = []
+        for n in (20, 600, 20):
+            head.rollback(0)
+            head.feed([5] * n, rows[:n], 0)
+            before = head.built_graphs()
+            head.draft([5], rows[:1], n, DEPTH)
+            built.append(head.built_graphs() - before)
+    assert built == [1, 1, 0]
+
+
+@places.everywhere
+def test_idle_sequences_keep_their_rows_and_drafts(models: Models) -> None:
+    """Also while they fill a place in a graph, empty, full or in between."""
+    draw = np.random.default_rng(3)
+    with Head(models.gguf(layout="ids"), n_ctx=256, n_seq_max=4) as head:
+
+        def rows(n: int) -> tuple[list[int], np.ndarray]:
+            states = draw.standard_normal((n, head.n_embd)).astype(np.float32)
+            return draw.choice(head.draft_ids(), n).tolist(), states
+
+        tokens, states = rows(256)
+        head.feed(tokens, states, 0, 1)  # full
+        last = SequenceTask(tokens[-1:], states[-1:], 255, 3, 1)
+        head.rollback(255, 1)
+        alone = head.draft_batch([last])
+        kept = head.rows(1)
+        for end in (0, 2, 4):  # sequence 2 is empty at first
+            tasks = [SequenceTask(*rows(2), end, 3, seq) for seq in (0, 3)]
+            assert all(len(draft.tokens) == 3 for draft in head.draft_batch(tasks))
+        assert head.rows(1) == kept
+        assert [head.next_position(seq) for seq in range(4)] == [6, 256, 0, 6]
+        head.rollback(255, 1)
+        assert head.draft_batch([last]) == alone
+        first = SequenceTask(tokens[:2], states[:2], 0, 3, 2)
+        drafts = head.draft_batch([first])[0]
+        with Head(models.gguf(layout="ids"), n_ctx=256) as other:
+            wanted = other.draft_batch([replace(first, seq=0)])[0]
+        assert np.isfinite(drafts.probabilities).all()
+        assert drafts.tokens == wanted.tokens
+
+
+@places.there
+def test_masks_are_made_on_the_device_whatever_the_context(models: Models) -> None:
+    """llama-server does not know the length of the context when it loads the head."""
+    for n_ctx in (512, 1 << 24):
+        with Head(models.gguf(), n_ctx=n_ctx) as head:
+            assert "UNARY:ABS" in head.ops()
 
 
 # ------------------------------------------------------------------------------- arguments

@@ -170,6 +170,8 @@ def test_every_op_of_the_graph_is_one_that_the_backend_knows(
     known = set(re.findall(r"case GGML_(?:OP|UNARY_OP|GLU_OP)_(\w+):", body[: body.index("\n}\n")]))
     with Head(models.gguf(spec)) as head:
         used = {part for op in head.ops() for part in op.split(":")}
+    # On a CPU a function of ours finds the largest logit, elsewhere these do.
+    used = used - {"CUSTOM"} | {"ARGMAX", "ARANGE", "SUB", "SCALE"}
     assert len(used) > 15
     assert used <= known
 

@@ -86,6 +86,12 @@ def test_a_patched_server_drafts_with_every_whole_model(
     ).split(" ")
 
 
+def test_options_of_several_gpus_are_passed_on(patched: Path, files: Files) -> None:
+    words = printed(patched, files("plain"), "-sm", "row", "-ts", "3,1", "-mg", "1")
+    given = "--split-mode row --tensor-split 3,1 --main-gpu 1"
+    assert given in " ".join(words)
+
+
 def test_what_a_server_lacks_is_said_in_one_line(
     patched: Path, stock: Path, files: Files, tmp_path: Path
 ) -> None:

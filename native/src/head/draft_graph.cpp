@@ -57,17 +57,14 @@ static ggml_tensor * range_mask(ggml_context * ctx, ggml_tensor * bounds, int64_
     return ggml_cast(ctx, ggml_scale(ctx, ggml_relu(ctx, away), -FLT_MAX), GGML_TYPE_F16);
 }
 
-bool DraftGraph::computes_masks(ggml_backend_t backend, int64_t n_kv) {
-    if (n_kv > (1 << 23)) { // twice as much is not exact in F32
-        return false;
-    }
+bool DraftGraph::computes_masks(ggml_backend_t backend) {
     constexpr size_t most = 16; // tensors
     ggml_context_ptr context(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
     if (!context) {
         throw std::bad_alloc();
     }
     ggml_cgraph * graph = ggml_new_graph_custom(context.get(), most, false);
-    ggml_build_forward_expand(graph, range_mask(context.get(), ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 4), 2, n_kv));
+    ggml_build_forward_expand(graph, range_mask(context.get(), ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 4), 2, CACHE_BUCKET));
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         if (!ggml_backend_supports_op(backend, ggml_graph_node(graph, i))) {
             return false;
@@ -283,6 +280,31 @@ private:
     std::vector<ggml_tensor *> values_; // likewise
 };
 
+// Writes the index of the first maximum of each column, 0 if there is none. The loop uses lanes that compilers
+// vectorize.
+static void find_largest(ggml_tensor * indices, int thread, int n_threads, void *) {
+    constexpr int64_t n_lanes = 32;
+    const ggml_tensor * columns = indices->src[0];
+    const int64_t n = columns->ne[0];
+    for (int64_t i = thread; i < indices->ne[0]; i += n_threads) {
+        const float * column = reinterpret_cast<const float *>(static_cast<const char *>(columns->data) + size_t(i) * columns->nb[1]);
+        float lanes[n_lanes];
+        std::fill_n(lanes, n_lanes, -INFINITY);
+        int64_t at = 0;
+        for (; at + n_lanes <= n; at += n_lanes) {
+            for (int64_t lane = 0; lane < n_lanes; ++lane) {
+                lanes[lane] = column[at + lane] > lanes[lane] ? column[at + lane] : lanes[lane];
+            }
+        }
+        float largest = *std::max_element(lanes, lanes + n_lanes);
+        for (; at < n; ++at) {
+            largest = column[at] > largest ? column[at] : largest;
+        }
+        const int64_t found = std::find(column, column + n, largest) - column;
+        static_cast<int32_t *>(indices->data)[i] = int32_t(found < n ? found : 0);
+    }
+}
+
 // Builds the tensors of one graph.
 class DraftGraph::Builder {
 public:
@@ -427,9 +449,22 @@ private:
                              ggml_reshape_2d(ctx_, indices, 1, n));
     }
 
-    // The indices [n] of the maxima of columns [m, n]. If a column has none, as with NaNs, GPU kernels
-    // return -1, which would lead to a read outside the table.
+    // The indices [n] of the maxima of columns [m, n], the lowest index if there are several. ggml's argmax returns
+    // one of them that depends on the device: on a CPU the highest.
     ggml_tensor * largest(ggml_tensor * columns) {
+        const int64_t n = columns->ne[1];
+        if (ggml_backend_dev_type(ggml_backend_get_device(g_.backend_)) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return ggml_custom_4d(ctx_, GGML_TYPE_I32, n, 1, 1, 1, &columns, 1, find_largest, GGML_N_TASKS_MAX, nullptr);
+        }
+        ggml_tensor * maxima = ggml_reshape_2d(ctx_, element(columns, any_largest(columns)), 1, n);
+        // 0 at a maximum, far below anywhere else.
+        ggml_tensor * away = ggml_scale(ctx_, ggml_sub(ctx_, columns, maxima), FLT_MAX);
+        return any_largest(ggml_sub(ctx_, away, ggml_arange(ctx_, 0.0f, float(columns->ne[0]), 1.0f)));
+    }
+
+    // The index of one of the maxima. If a column has none, as with NaNs, GPU kernels return -1, which would lead
+    // to a read outside the table.
+    ggml_tensor * any_largest(ggml_tensor * columns) {
         ggml_tensor * index = ggml_cast(ctx_, ggml_argmax(ctx_, columns), GGML_TYPE_F32); // exact below 2^24
         return ggml_cast(ctx_, ggml_clamp(ctx_, index, 0.0f, float(columns->ne[0] - 1)), GGML_TYPE_I32);
     }
@@ -483,13 +518,14 @@ private:
 
     // The chosen tokens of logits [draft vocabulary, n], and their probabilities.
     void draft(ggml_tensor * logits, int64_t step) {
-        ggml_tensor * index = largest(logits); // [n]
+        ggml_tensor * index; // [n]
         if (g_.key_.draws) {
-            ggml_tensor * lowest = ggml_add(ctx_, element(logits, index), g_.cutoff_);
+            ggml_tensor * lowest = ggml_add(ctx_, element(logits, any_largest(logits)), g_.cutoff_);
             ggml_tensor * kept = ggml_step(ctx_, ggml_sub(ctx_, logits, lowest));
             ggml_tensor * likely = ggml_soft_max(ctx_, ggml_mul(ctx_, logits, g_.sharpness_));
             index = draw(ggml_mul(ctx_, likely, kept), step);
         } else {
+            index = largest(logits);
             ggml_tensor * probability = element(ggml_soft_max(ctx_, logits), index);
             output(probability, /*packed*/ true);
             g_.probabilities_.push_back(probability);
@@ -549,7 +585,7 @@ DraftGraph::DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, 
             tensors->emplace_back();
             for (const Key::Sequence & sequence : key.sequences) {
                 tensors->back().push_back(
-                    ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, layer.kv_width(), sequence.capacity));
+                    ggml_new_tensor_2d(context_.get(), GGML_TYPE_F16, layer.kv_width(), sequence.n_kv));
             }
         }
     }
@@ -589,7 +625,7 @@ size_t DraftGraph::bytes() const {
            outputs_->bytes();
 }
 
-// Makes the graph use the cache of `seq`, whose tensors have the shapes of its own, for sequence i.
+// Makes the graph use the cache of `seq`, which has as many rows or more, for sequence i.
 void DraftGraph::bind(size_t i, const HeadCache & cache, int seq) {
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
         for (auto [own, other] : {std::pair(keys_[layer][i], cache.keys(seq, layer)),
@@ -669,7 +705,8 @@ void DraftGraph::write_inputs(const HeadCache & cache, const DraftVocabulary & v
         }
 
         const Key::Sequence & sequence = key_.sequences[s];
-        const int64_t first_kept = cache.empty(feed.seq) ? feed.first : cache.first(feed.seq);
+        // A sequence without rows sees one row of the cache at least: without any, attention is NaN, which would stay there.
+        const int64_t first_kept = std::min(cache.empty(feed.seq) ? feed.first : cache.first(feed.seq), last);
         for (int64_t step = 0; step < sequence.depth; ++step) {
             const int64_t n = key_.drafting(step);
             for (int64_t section = 0; section < sections; ++section) {

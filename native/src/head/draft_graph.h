@@ -46,13 +46,12 @@ public:
     // The parameters of a graph; calls with equal keys share one.
     struct Key {
         struct Sequence {
-            int seq;          // -1: any sequence with this capacity
-            int64_t capacity; // of the sequence's cache
-            int64_t depth;    // tokens to draft, 0 only if it is the only sequence
-            int64_t n_kv;     // rows of the cache that attention reads, a multiple of CACHE_BUCKET; 0 at depth 0
+            int seq;       // -1: any sequence whose cache has these rows
+            int64_t depth; // tokens to draft, 0 only if it is the only sequence
+            int64_t n_kv;  // rows of the cache that are read and written, a multiple of CACHE_BUCKET
 
             bool operator==(const Sequence & other) const {
-                return seq == other.seq && capacity == other.capacity && depth == other.depth && n_kv == other.n_kv;
+                return seq == other.seq && depth == other.depth && n_kv == other.n_kv;
             }
         };
         std::vector<Sequence> sequences; // 1 or more, deepest first
@@ -76,7 +75,8 @@ public:
     };
 
     // What a run feeds into one sequence: rows at positions first, first + 1, ... . If there are fewer than
-    // the key's, the others are padded and write into rows of the cache after the last position.
+    // the key's, the others are padded and write into rows of the cache after the last position. A sequence
+    // without rows only fills its place in the graph; what is drafted for it means nothing.
     struct Feed {
         int seq;
         int64_t first;
@@ -92,8 +92,9 @@ public:
     DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, const std::vector<BlockTensors> & weights,
                const HeadCache & cache, const std::vector<int> & seqs, ggml_tensor * hidden, ggml_backend_t backend);
 
-    // Whether the backend can compute masks of this many rows of the cache.
-    static bool computes_masks(ggml_backend_t backend, int64_t n_kv);
+    // Whether the backend can compute masks, and the most rows of the cache that one can have then.
+    static bool computes_masks(ggml_backend_t backend);
+    static constexpr int64_t MOST_MASKED = int64_t(1) << 23; // twice as much is not exact in F32
 
     const Key & key() const { return key_; }
 
@@ -151,7 +152,7 @@ private:
     std::unique_ptr<PackedTensors> outputs_;
 
     // For each layer, each sequence:
-    std::vector<std::vector<ggml_tensor *>> keys_;   // [kv_width, capacity] F16, where the sequence's are
+    std::vector<std::vector<ggml_tensor *>> keys_;   // [kv_width, n_kv] F16, where the sequence's are
     std::vector<std::vector<ggml_tensor *>> values_; // the same
 
     // For each sequence:

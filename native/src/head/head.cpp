@@ -51,7 +51,7 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     vocabulary_ = DraftVocabulary::read(file_, trunk_.get(), layers_, params.fastmtp_size, params.n_ring);
     backend_ = open_backend(params.device ? params.device : "CPU", params.n_threads);
     in_place_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_.get()));
-    masks_on_device_ = !in_place_ && DraftGraph::computes_masks(backend_.get(), n_ctx_ + MTP_MAX_DEPTH + CACHE_BUCKET);
+    masks_on_device_ = !in_place_ && DraftGraph::computes_masks(backend_.get());
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), layers_, vocabulary_,
                                          Weights::Loaded{params.embedding, params.output}, backend_.get());
     cache_ = std::make_unique<HeadCache>(layers_, n_ctx_, n_seq_max_, backend_.get());
@@ -67,6 +67,18 @@ Head::Head(const std::string & path, const mtp_head_params & params)
             throw;
         }
         draws_ = false;
+    }
+}
+
+void Head::check(const std::string & path, const mtp_head_params & params) {
+    const GgufFile file(path);
+    const auto trunk = params.trunk_path ? std::make_unique<GgufFile>(params.trunk_path) : nullptr;
+    const std::vector<HeadConfig> layers = HeadConfig::read(file);
+    const DraftVocabulary vocabulary =
+        DraftVocabulary::read(file, trunk.get(), layers, params.fastmtp_size, params.n_ring);
+    const ggml_backend_ptr backend = open_backend(params.device ? params.device : "CPU", 1);
+    for (const DraftTables & tables : vocabulary.tables) {
+        Weights::embedding_type(tables, vocabulary, backend.get());
     }
 }
 
@@ -145,7 +157,7 @@ void Head::check_depth(int32_t depth) const {
 
 // A key for a graph of sequence 0.
 DraftGraph::Key Head::smallest_key(int64_t rows, int64_t depth, bool draws) const {
-    DraftGraph::Key key = {{{in_place_ ? -1 : 0, cache_->capacity(0), depth, CACHE_BUCKET}}, rows, draws};
+    DraftGraph::Key key = {{{in_place_ ? -1 : 0, depth, CACHE_BUCKET}}, rows, draws};
     key.masks_on_device = masks_on_device_;
     return key;
 }
@@ -167,16 +179,20 @@ DraftGraph & Head::graph(const std::vector<int> & seqs, const DraftGraph::Key & 
     }
     auto made = std::make_unique<DraftGraph>(key, layers_, weights_->tensors(), *cache_, seqs, hidden_rows_->tensor(),
                                              backend_.get());
+    ++built_graphs_;
     graphs_.push_back({std::move(made), clock_});
     graph_bytes_ += graphs_.back().graph->bytes();
     return *graphs_.back().graph;
 }
 
-// The tasks are in the order of their depths, deepest first. On the CPU a graph is made for exactly these
+// On the CPU the tasks are in the order of their depths, deepest first, and a graph is made for exactly these
 // rows and depths and for any sequences. Other devices replay what repeats, so there rows are padded,
 // depths are equal, and each choice of sequences has its own graph.
 DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing) {
-    const int64_t deepest = tasks.front().depth;
+    const int64_t deepest = std::max_element(tasks.begin(), tasks.end(), [](const Task & a, const Task & b) {
+                                return a.depth < b.depth;
+                            })->depth;
+    const bool shared = !in_place_ && tasks.size() > 1;
     DraftGraph::Key key = {{}, 1, drawing != nullptr};
     key.collects = imatrix_ != nullptr;
     std::vector<int> seqs;
@@ -186,8 +202,9 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
     }
     if (!in_place_ && deepest > 0) {
         key.rows = std::max(key.rows, deepest + 1);
-        key.masks_on_device = masks_on_device_;
-        key.hidden_on_device = tasks.front().feed.hidden == nullptr;
+        key.hidden_on_device = std::any_of(tasks.begin(), tasks.end(), [](const Task & task) {
+            return task.feed.rows > 0 && task.feed.hidden == nullptr;
+        });
         key.indexed = std::all_of(tasks.begin(), tasks.end(), [&](const Task & task) {
             return std::all_of(task.feed.tokens, task.feed.tokens + task.feed.rows,
                                [&](int32_t token) { return vocabulary_.index_of(token) >= 0; });
@@ -198,10 +215,16 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
         const int64_t depth = in_place_ ? task.depth : deepest;
         const int64_t last = task.feed.first + task.feed.rows - 1;
         // Drafts and padding are stored after the last row.
-        cache_->reserve(seq, last + 1 + std::max(depth, key.rows - task.feed.rows));
-        key.sequences.push_back({in_place_ ? -1 : seq, cache_->capacity(seq), depth,
-                                 depth == 0 ? 0 : cache_->readable(seq, last + 1 + depth)});
+        const int64_t end = last + 1 + std::max(depth, key.rows - task.feed.rows);
+        cache_->reserve(seq, shared ? std::max(end, std::min(SHARED_ROWS, cache_->most_rows())) : end);
+        // What only feeds reads nothing, so the number of rows need not follow the text there.
+        key.sequences.push_back({in_place_ ? -1 : seq, depth,
+                                 depth == 0 ? cache_->capacity(seq) : cache_->readable(seq, end, shared)});
     }
+    key.masks_on_device = masks_on_device_ && deepest > 0 &&
+                          std::all_of(key.sequences.begin(), key.sequences.end(), [](const auto & sequence) {
+                              return sequence.n_kv <= DraftGraph::MOST_MASKED;
+                          });
     DraftGraph & g = graph(seqs, key);
     std::vector<DraftGraph::Feed> feeds;
     for (const Task & task : tasks) {
@@ -213,7 +236,9 @@ DraftGraph & Head::run(const std::vector<Task> & tasks, const Drawing * drawing)
     }
     last_drawn_ = drawing != nullptr ? &g : nullptr;
     for (const DraftGraph::Feed & feed : feeds) {
-        cache_->extend(feed.seq, feed.first, feed.rows);
+        if (feed.rows > 0) {
+            cache_->extend(feed.seq, feed.first, feed.rows);
+        }
     }
     return g;
 }
@@ -307,10 +332,22 @@ void Head::read_drafts(const DraftGraph & graph, int64_t i, int32_t depth, int32
     }
 }
 
+// The sequences, first to end, of a graph for those from first to last on a device that replays graphs: the
+// smallest of the ranges that halving all sequences repeatedly gives. So sequences that come and go change the
+// graph seldom: there are less than two ranges for each sequence.
+std::pair<int32_t, int32_t> Head::range_of(int32_t first, int32_t last) const {
+    int32_t size = 1;
+    while (first / size != last / size) {
+        size *= 2;
+    }
+    const int32_t begin = first / size * size;
+    return {begin, std::min(begin + size, int32_t(n_seq_max_))};
+}
+
 void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing) {
     require_range(n, 1, n_seq_max_, "n");
     require(tasks, "tasks");
-    std::vector<const mtp_draft_task *> order; // deepest first, else by sequence, so that graphs repeat
+    std::vector<const mtp_draft_task *> order;
     std::vector<int64_t> before;
     int64_t deepest = 0;
     bool on_device = false; // the hidden states of a sequence, and so those of all
@@ -332,8 +369,9 @@ void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * 
         order.push_back(&d);
         deepest = std::max<int64_t>(deepest, d.depth);
     }
-    std::sort(order.begin(), order.end(), [](const mtp_draft_task * a, const mtp_draft_task * b) {
-        return a->depth != b->depth ? a->depth > b->depth : a->seq < b->seq;
+    // On the CPU deepest first, else by sequence, so that graphs repeat.
+    std::sort(order.begin(), order.end(), [&](const mtp_draft_task * a, const mtp_draft_task * b) {
+        return in_place_ && a->depth != b->depth ? a->depth > b->depth : a->seq < b->seq;
     });
     for (const mtp_draft_task * d : order) {
         before.push_back(cache_->next(d->seq));
@@ -341,8 +379,16 @@ void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * 
     try {
         // Sequences are padded to the same number of rows, so longer ones are fed in advance.
         const int64_t most = n == 1 ? n_batch_ : deepest + 1;
+        const std::pair<int32_t, int32_t> seqs = range_of(order.front()->seq, order.back()->seq);
         std::vector<Task> parts;
+        std::vector<int64_t> places; // of the tasks in the parts
+        const auto fill_places = [&](int32_t end) {
+            for (int32_t seq = seqs.first + int32_t(parts.size()); !in_place_ && seq < end; ++seq) {
+                parts.push_back({{seq, std::max<int64_t>(cache_->next(seq), 1), nullptr, nullptr, 0}, deepest});
+            }
+        };
         for (const mtp_draft_task * d : order) {
+            fill_places(d->seq);
             const int64_t ahead = std::max<int64_t>(0, d->n_rows - most);
             const int64_t rows = d->n_rows - ahead;
             const float * hidden = d->hidden;
@@ -353,6 +399,7 @@ void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * 
                 hidden = read.data();
             }
             feed(d->seq, d->first, d->tokens, hidden, ahead);
+            places.push_back(int64_t(parts.size()));
             parts.push_back({{d->seq, d->first + ahead, d->tokens + ahead, nullptr, rows}, d->depth});
             DraftGraph::Feed & part = parts.back().feed;
             if (d->hidden == nullptr) {
@@ -363,9 +410,10 @@ void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * 
                 part.hidden = d->hidden + ahead * width();
             }
         }
+        fill_places(seqs.second);
         const DraftGraph & g = run(parts, drawing);
         for (size_t i = 0; i < order.size(); ++i) {
-            read_drafts(g, int64_t(i), order[i]->depth, order[i]->out_tokens, order[i]->out_probs);
+            read_drafts(g, places[i], order[i]->depth, order[i]->out_tokens, order[i]->out_probs);
         }
     } catch (...) {
         for (size_t i = 0; i < order.size(); ++i) {

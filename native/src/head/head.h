@@ -13,6 +13,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mtp {
@@ -21,6 +22,9 @@ class Head {
 public:
     Head(const std::string & path, const mtp_head_params & params);
     ~Head();
+
+    // Throws if such a head cannot be loaded for a reason that is known before anything is copied.
+    static void check(const std::string & path, const mtp_head_params & params);
 
     const DraftVocabulary & vocabulary() const { return vocabulary_; }
     const HeadCache & cache() const { return *cache_; }
@@ -66,6 +70,9 @@ public:
     // What has been exchanged with the device by feed and draft.
     const Transfers & transfers() const { return transfers_; }
 
+    // The draft graphs built so far.
+    int64_t built_graphs() const { return built_graphs_; }
+
     void check_seq(int32_t seq) const;
 
     // The cache, for checkpoints.
@@ -88,6 +95,7 @@ private:
         int64_t depth;
     };
     DraftGraph & run(const std::vector<Task> & tasks, const Drawing * drawing = nullptr);
+    std::pair<int32_t, int32_t> range_of(int32_t first, int32_t last) const;
     DraftGraph & graph(const std::vector<int> & seqs, const DraftGraph::Key & key);
     DraftGraph::Key smallest_key(int64_t rows, int64_t depth, bool draws) const;
     void read_drafts(const DraftGraph & graph, int64_t i, int32_t depth, int32_t * out_tokens, float * out_probs) const;
@@ -113,6 +121,7 @@ private:
     std::vector<CachedGraph> graphs_; // the most recently used graphs
     size_t graph_bytes_ = 0;          // memory of graphs_
     uint64_t clock_ = 0;
+    int64_t built_graphs_ = 0;
     DraftGraph * last_drawn_ = nullptr; // among graphs_, until the next call
     Transfers transfers_;
     Imatrix * imatrix_ = nullptr; // what the runs add to

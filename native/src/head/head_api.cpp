@@ -41,6 +41,10 @@ mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_
     });
 }
 
+mtp_status mtp_head_check(const char * path, const mtp_head_params * params) {
+    return guard([&] { mtp::Head::check(require(path, "path"), *require(params, "params")); });
+}
+
 void mtp_head_free(mtp_head * head) {
     delete head;
 }
@@ -117,6 +121,10 @@ mtp_status mtp_head_set_rows(mtp_head * head, int32_t seq, int32_t end, const vo
 
 mtp_status mtp_head_ops(mtp_head * head, const char ** out) {
     return guard([&] { *require(out, "out") = require(head, "head")->ops().c_str(); });
+}
+
+mtp_status mtp_head_built_graphs(const mtp_head * head, int64_t * out) {
+    return guard([&] { *require(out, "out") = require(head, "head")->built_graphs(); });
 }
 
 mtp_status mtp_head_set_imatrix(mtp_head * head, mtp_imatrix * imatrix) {

@@ -8,7 +8,7 @@
 namespace mtp {
 
 HeadCache::HeadCache(const std::vector<HeadConfig> & layers, int64_t n_ctx, int64_t n_seq_max, ggml_backend_t backend)
-    : backend_(backend), most_rows_((n_ctx + MTP_MAX_DEPTH + CACHE_BUCKET - 1) / CACHE_BUCKET * CACHE_BUCKET),
+    : backend_(backend), most_rows_((n_ctx + MTP_MAX_DEPTH + CACHE_BUCKET) / CACHE_BUCKET * CACHE_BUCKET),
       sequences_(size_t(n_seq_max)) {
     for (const HeadConfig & layer : layers) {
         kv_widths_.push_back(layer.kv_width());
@@ -64,9 +64,9 @@ void HeadCache::reserve(int seq, int64_t end) {
     s = std::move(grown);
 }
 
-int64_t HeadCache::readable(int seq, int64_t end) const {
-    int64_t step = CACHE_BUCKET;
-    while (16 * step < end) {
+int64_t HeadCache::readable(int seq, int64_t end, bool shared) const {
+    int64_t step = shared ? SHARED_ROWS : CACHE_BUCKET;
+    while ((shared ? 1 : 16) * step < end) {
         step *= 2;
     }
     return std::min((end + step - 1) / step * step, capacity(seq));

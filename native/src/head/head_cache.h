@@ -15,25 +15,30 @@ namespace mtp {
 // Graphs read a whole number of buckets, so that one graph works for many lengths; a mask hides the rest.
 static const int64_t CACHE_BUCKET = 256;
 
+// The fewest rows that a graph of several sequences reads of each, if the cache can have as many.
+static const int64_t SHARED_ROWS = 1024;
+
 class HeadCache {
 public:
     HeadCache(const std::vector<HeadConfig> & layers, int64_t n_ctx, int64_t n_seq_max, ggml_backend_t backend);
 
-    // Makes room for the rows at positions below `end`, which is at most n_ctx + MTP_MAX_DEPTH, because
-    // drafts are stored after the last position. Rows are preserved, but the tensors may be replaced.
+    // Makes room for the rows at positions below `end`, which is at most most_rows(), because drafts and padding
+    // are stored after the last position. Rows are preserved, but the tensors may be replaced.
     // MTP_ERROR_MEMORY changes nothing.
     void reserve(int seq, int64_t end);
 
     // The allocated rows of a sequence: 0, CACHE_BUCKET, twice that, and so on, up to the maximum.
     int64_t capacity(int seq) const { return sequences_[size_t(seq)].capacity; }
+    int64_t most_rows() const { return most_rows_; }
 
     // [kv_width, capacity], until the next reserve.
     const ggml_tensor * keys(int seq, size_t layer) const { return sequences_[size_t(seq)].layers[layer].keys; }
     const ggml_tensor * values(int seq, size_t layer) const { return sequences_[size_t(seq)].layers[layer].values; }
 
     // How many rows a graph reads if it needs the first `end` rows of a sequence: a multiple of
-    // CACHE_BUCKET, with at most eight steps between one power of two and the next.
-    int64_t readable(int seq, int64_t end) const;
+    // CACHE_BUCKET, with at most eight steps between one power of two and the next; shared: a power of two
+    // from SHARED_ROWS on, for graphs of several sequences, each of which would change them.
+    int64_t readable(int seq, int64_t end, bool shared = false) const;
 
     // The memory of all sequences when full.
     int64_t bytes() const { return int64_t(sequences_.size()) * int64_t(rows_bytes(most_rows_)); }

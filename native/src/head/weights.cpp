@@ -108,11 +108,20 @@ void Weights::replace_rows(int64_t first, const int32_t * ids, int64_t n) {
     }
 }
 
-bool Weights::can_get_rows(const StoredTensor & table) const {
+ggml_type Weights::embedding_type(const DraftTables & tables, const DraftVocabulary & v, ggml_backend_t backend) {
+    const StoredTensor & table = tables.embedding;
     ggml_context_ptr scratch(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
     ggml_tensor * rows = ggml_new_tensor_2d(scratch.get(), table.type, table.ne[0], 2);
     ggml_tensor * index = ggml_new_tensor_1d(scratch.get(), GGML_TYPE_I32, 1);
-    return ggml_backend_supports_op(backend_, ggml_get_rows(scratch.get(), rows, index));
+    if (ggml_backend_supports_op(backend, ggml_get_rows(scratch.get(), rows, index))) {
+        return table.type;
+    }
+    if (!v.ids.empty()) {
+        return GGML_TYPE_F16;
+    }
+    throw Error(MTP_ERROR_UNSUPPORTED, format("%s: expected a type whose rows %s can read, found %s; draft over a part of "
+                                              "the vocabulary, or load the head on another device, such as CPU",
+                                              table.name.c_str(), ggml_backend_name(backend), ggml_type_name(table.type)));
 }
 
 void Weights::upload() {
@@ -243,7 +252,7 @@ BlockTensors Weights::place_block(const GgufFile & head, const GgufFile * trunk,
 
 void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v, const GgufFile & model,
                            const Loaded & loaded, BlockTensors & out) {
-    const ggml_type embedding_type = can_get_rows(tables.embedding) ? tables.embedding.type : GGML_TYPE_F16;
+    const ggml_type type = embedding_type(tables, v, backend_);
     if (v.output_is_short) {
         out.output = place(tables.output, v.size());
     } else if (v.ids.empty()) {
@@ -251,16 +260,12 @@ void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v
     } else {
         out.output = place_rows(tables.output, v.ids, tables.output.type);
     }
-    if (tables.tied && embedding_type == tables.output.type) {
+    if (tables.tied && type == tables.output.type) {
         out.draft_embedding = out.output;
     } else if (!v.ids.empty()) {
-        out.draft_embedding = place_rows(tables.embedding, v.ids, embedding_type);
-    } else if (embedding_type == tables.embedding.type) {
-        out.draft_embedding = place_whole(tables.embedding, model, loaded);
+        out.draft_embedding = place_rows(tables.embedding, v.ids, type);
     } else {
-        throw Error(MTP_ERROR_UNSUPPORTED,
-                    format("%s cannot read rows of %s; use a draft vocabulary or another embedding type",
-                           ggml_backend_name(backend_), ggml_type_name(tables.embedding.type)));
+        out.draft_embedding = place_whole(tables.embedding, model, loaded);
     }
 }
 

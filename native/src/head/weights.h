@@ -81,6 +81,10 @@ public:
     Weights(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
             const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend);
 
+    // The type in which a device can read rows of the embedding: its own, or F16 for the rows of a draft vocabulary.
+    // Throws MTP_ERROR_UNSUPPORTED if there is none.
+    static ggml_type embedding_type(const DraftTables & tables, const DraftVocabulary & vocabulary, ggml_backend_t backend);
+
     // Of each layer.
     const std::vector<BlockTensors> & tensors() const { return tensors_; }
     // Replaces rows from `first` on in all matrices that have the draft vocabulary's rows, by those of these ids.
@@ -100,7 +104,6 @@ private:
     ggml_tensor * place_whole(const StoredTensor & stored, const GgufFile & trunk, const Loaded & loaded);
     void place_tables(const DraftTables & tables, const DraftVocabulary & vocabulary, const GgufFile & model,
                       const Loaded & loaded, BlockTensors & out);
-    bool can_get_rows(const StoredTensor & table) const;
     void upload();
 
     ggml_backend_t backend_;
