@@ -23,13 +23,13 @@ class ChatAnswer:
         self._function = function
         self._id = f"call_{secrets.token_hex(12)}"
         self._text = ""
-        self._message: dict[str, Any] = {"role": "assistant", "content": ""}
+        self.message: dict[str, Any] = {"role": "assistant", "content": ""}
 
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         """Return the chat completion of a completion."""
         choice = completion["choices"][0]
         self.add(choice["text"], is_last=True)
-        own = {"message": self._message, "finish_reason": self._reason(choice["finish_reason"])}
+        own = {"message": self.message, "finish_reason": self._reason(choice["finish_reason"])}
         return _chat(completion, "chat.completion", choice, own) | {"usage": completion["usage"]}
 
     def stream(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -56,22 +56,22 @@ class ChatAnswer:
         if not text and not is_last:
             return []
         try:
-            self._message, deltas = self._reader.add(text, is_last=is_last)
+            self.message, deltas = self._reader.add(text, is_last=is_last)
         except NativeError:  # the model wrote something else
             deltas = self._as_content() if is_last else []
         if self._function is not None:
             deltas = [self._as_call(self._function, delta) for delta in deltas]
-            arguments = self._message["content"]
+            arguments = self.message["content"]
             function = {"name": self._function, "arguments": arguments}
             call = {"id": self._id, "type": "function", "function": function}
-            self._message |= {"content": None, "tool_calls": [call]}
+            self.message |= {"content": None, "tool_calls": [call]}
         return deltas
 
     def _as_call(self, function: str, delta: dict[str, Any]) -> dict[str, Any]:
         """Make the content of a delta the arguments of a call."""
         if "content" not in delta:
             return delta
-        begins = self._message["content"] == delta["content"]
+        begins = self.message["content"] == delta["content"]
         head = {"id": self._id, "type": "function"} if begins else {}
         name = {"name": function} if begins else {}
         call = {"index": 0, **head, "function": {**name, "arguments": delta["content"]}}
@@ -79,13 +79,13 @@ class ChatAnswer:
 
     def _as_content(self) -> list[dict[str, Any]]:
         """Take what was not read for content."""
-        if any(self._message.get(key) for key in ("content", "reasoning_content", "tool_calls")):
+        if any(self.message.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             return []
-        self._message["content"] = self._text
+        self.message["content"] = self._text
         return [{"content": self._text}]
 
     def _reason(self, reason: str | None) -> str | None:
-        return "tool_calls" if reason == "stop" and self._message.get("tool_calls") else reason
+        return "tool_calls" if reason == "stop" and self.message.get("tool_calls") else reason
 
 
 def _chunk(

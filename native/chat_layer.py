@@ -1,8 +1,8 @@
 """llama.cpp's chat layer: conversations in a model's chat template, and answers in its format.
 
 `libmtp_chat` (native/chat) has the code that llama-server answers with. It is loaded for the first
-conversation, and runs with every llama.cpp that llama_cpp has loaded. An installation without it, as
-on Windows, renders conversations with llama_cpp's own code and reads answers as text.
+conversation, and runs with every llama.cpp that llama_cpp has loaded. An installation without it,
+as on Windows, renders conversations with llama_cpp's own code and reads answers as text.
 """
 
 import ctypes
@@ -107,7 +107,6 @@ class ChatTemplate:
         _check(_library().mtp_chat_render(self._handle, _bytes(text), ctypes.byref(size)))
         return Rendered(_result(_library().mtp_chat_result, self._handle, size.value))
 
-
     def _render_text(self, request: Mapping[str, Any]) -> Rendered:
         for name in ("tools", "json_schema"):
             if request.get(name):
@@ -149,9 +148,7 @@ class AnswerReader:
             self._text += text
             return {"role": "assistant", "content": self._text}, [{"content": text}] if text else []
         lib, data, size = _library(), _bytes(text), c_size_t()
-        _check(
-            lib.mtp_chat_answer_add(self._handle, data, len(data), is_last, ctypes.byref(size))
-        )
+        _check(lib.mtp_chat_answer_add(self._handle, data, len(data), is_last, ctypes.byref(size)))
         result = json.loads(_result(lib.mtp_chat_answer_result, self._handle, size.value))
         return result["message"], result["deltas"]
 

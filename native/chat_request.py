@@ -24,8 +24,8 @@ class ChatRequest:
 
     layer: the request as llama-server reads it. completion: arguments of `create_completion`.
     template: the chat template to use instead of the model's. thinking_tokens: the most tokens of
-    thinking. end: a text to end it with. schema: JSON schema of the answer, or None. must_call: whether
-    the answer has to be a tool call. NativeError or MessagesError if arguments are malformed.
+    thinking. end: a text to end it with. schema: JSON schema of the answer, or None. must_call:
+    whether the answer has to be a tool call. NativeError or MessagesError for malformed arguments.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -53,15 +53,14 @@ class ChatRequest:
             "response_format": self.schema is not None,
             "reasoning_budget_tokens": self.thinking_tokens != UNLIMITED,
         }
-        for name in beside:
-            if given["grammar"] is not None and beside[name]:
+        for name, is_there in beside.items():
+            if given["grammar"] is not None and is_there:
                 raise NativeError(f"{name}: expected no grammar beside it, found one")
         stop = given["stop"] or []
         given["stop"] = [stop] if isinstance(stop, str) else [*stop]
         top = given.pop("top_logprobs")
         given["logprobs"] = (top or 0) if given["logprobs"] else None
         self.completion = given
-
 
     def with_arguments_only(self) -> tuple[dict[str, Any], str]:
         """Return the request for an answer that is the arguments of its only function, as JSON.

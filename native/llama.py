@@ -45,7 +45,7 @@ from .chat_answer import ChatAnswer
 from .chat_layer import AnswerSampling, ChatTemplate, Rendered, sample_answers
 from .chat_request import ChatRequest
 from .checkpoint import Checkpoint, CheckpointKind
-from .errors import ContextFullError, MessagesError, ModelRefusedError, NativeError
+from .errors import ContextFullError, ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head
 from .json_schema import schema_grammar
@@ -662,8 +662,8 @@ class MTPLlama(llama_cpp.Llama):
         Further arguments, which llama-server has, too: parallel_tool_calls; reasoning_effort;
         reasoning_format, "deepseek" (thinking is `reasoning_content`) or "none" (it is part of the
         content); reasoning_budget_tokens, the most tokens of thinking, after which
-        reasoning_budget_message and the end of thinking follow; chat_template_kwargs, the template's
-        variables; chat_template, another template than the model's; add_generation_prompt and
+        reasoning_budget_message and the end of thinking follow; chat_template_kwargs, variables of
+        the template; chat_template, another template than the model's; add_generation_prompt and
         continue_final_message; max_completion_tokens, OpenAI's name of `max_tokens`.
 
         With `chat_handler` or a `chat_format` of llama_cpp's own, that answers, as in llama_cpp.
@@ -703,7 +703,7 @@ class MTPLlama(llama_cpp.Llama):
             return answer.stream(completion) if given["stream"] else answer.whole(completion)
 
     def count_chat_tokens(self, *args: Any, **options: Any) -> int:
-        """Return the number of tokens of the prompt of `create_chat_completion` with these arguments.
+        """Return how many tokens `create_chat_completion` reads as its prompt with these arguments.
 
         Nothing is evaluated. MessagesError as there; NativeError if the model has no chat template.
         """

@@ -484,3 +484,16 @@ def test_thinking_on_and_off(tmp_path: Path) -> None:
         done = piped(model, f"{QUESTION}\n", "-n", 20, "--reasoning", mode)
         assert (done.returncode, done.stdout.strip()) == (0, answer), mode
     assert expected.strip()
+
+
+def test_a_budget_ends_thinking(tmp_path: Path) -> None:
+    """The demo model never ends its thinking by itself."""
+    model = with_template(tmp_path, THINKING)
+    answers = {
+        depth: piped(
+            model, f"{QUESTION}\n", "-n", 24, "--reasoning-budget", 5, "--depth", depth
+        ).stdout
+        for depth in (0, 3)
+    }
+    assert answers[0].strip()
+    assert answers[0] == answers[3]

@@ -161,7 +161,7 @@ USER, SYSTEM = {"role": "user", "content": "x"}, {"role": "system", "content": "
     ("messages", "words"),
     [
         ([], ("messages:", "a list of messages, found []")),
-        ("x", ("messages:", "a list of messages, found \"x\"")),
+        ("x", ("messages:", 'a list of messages, found "x"')),
         (["x"], ("messages[0]:", "an object with a role", '"x"')),
         ([USER, {"content": "x"}], ("messages[1]:", "with a role")),
         ([USER, SYSTEM, USER], ("messages[1]:", "must be first")),
@@ -169,10 +169,13 @@ USER, SYSTEM = {"role": "user", "content": "x"}, {"role": "system", "content": "
         ([SYSTEM], ("messages:", "No user message.")),
         ([SYSTEM, SYSTEM], ("messages[1]:", "must be first")),
         ([{"role": "user", "content": 5}], ("messages[0].content:", "text or a list", "found 5")),
-        ([{"role": "user", "content": ["x"]}], ("messages[0].content[0]:", 'part of type text', 'found "x"')),
+        (
+            [{"role": "user", "content": ["x"]}],
+            ("messages[0].content[0]:", "part of type text", 'found "x"'),
+        ),
         (
             [{"role": "user", "content": [PARTS[0], {"type": "sound"}]}],
-            ("messages[0].content[1]:", 'part of type text', 'found "sound"'),
+            ("messages[0].content[1]:", "part of type text", 'found "sound"'),
         ),
         (
             [{"role": "user", "content": [{"type": "text"}]}],
@@ -201,7 +204,8 @@ def test_internals_of_templates_are_kept_from_clients() -> None:
     with pytest.raises(MessagesError) as caught:
         ours("{{ messages[0].content.none() }}", [USER])
     assert str(caught.value) == (
-        "messages: expected what the model's chat template can render, found an error in the template"
+        "messages: expected what the model's chat template can render, found an error in the "
+        "template"
     )
 
 

@@ -1,7 +1,7 @@
 """Tool calls and thinking of MTPLlama, as the openai package reads them, at depths 0 and 3.
 
-The demo model has never seen a tool. As in tests/server/test_tool_calls.py the first token of a call
-is lifted; the grammar holds the model to the call's form from there on.
+The demo model has never seen a tool. As in tests/server/test_tool_calls.py the first token of a
+call is lifted; the grammar holds the model to the call's form from there on.
 """
 
 from __future__ import annotations
@@ -193,9 +193,7 @@ def test_a_budget_ends_thinking(llm: MTPLlama, budget: int, answer: Any) -> None
     endless = answer(llm, **options)
     assert endless.message.reasoning_content
     assert not endless.message.content
-    found = answer(
-        llm, reasoning_budget_tokens=budget, reasoning_budget_message=" So:", **options
-    )
+    found = answer(llm, reasoning_budget_tokens=budget, reasoning_budget_message=" So:", **options)
     thoughts = found.message.reasoning_content
     assert thoughts.endswith(" So:")
     assert endless.message.reasoning_content.startswith(thoughts.removesuffix(" So:"))

@@ -4,6 +4,7 @@
 #include "chat.h"
 #include "common.h"
 #include "guard.h"
+#include "jinja/limits.h"
 #include "json.h"
 #include "mtp_chat.h"
 
@@ -202,10 +203,17 @@ const char * mtp_chat_last_error() {
 
 mtp_chat_status mtp_chat_open(const char * source, const char * bos, const char * eos, mtp_chat ** out) {
     return guard(MTP_CHAT_ERROR_TEMPLATE, [&] {
+        const jinja::limits::level within; // the limits are those of all that follows
         check_template(source);
-        auto chat       = std::make_unique<mtp_chat>();
-        chat->templates = common_chat_templates_init(nullptr, source, bos, eos);
-        *out            = chat.release();
+        auto chat = std::make_unique<mtp_chat>();
+        try {
+            chat->templates = common_chat_templates_init(nullptr, source, bos, eos);
+        } catch (const std::exception & error) {
+            std::string found = error.what(); // the parser's errors have lost their text
+            found             = found == "std::exception" ? "an error in it" : found.substr(0, found.find('\n')).substr(0, 200);
+            throw std::invalid_argument("tokenizer.chat_template: expected a Jinja template that llama.cpp reads, found " + found);
+        }
+        *out = chat.release();
     });
 }
 
@@ -215,7 +223,8 @@ void mtp_chat_close(mtp_chat * chat) {
 
 mtp_chat_status mtp_chat_render(mtp_chat * chat, const char * text, size_t * size) {
     return guard(MTP_CHAT_ERROR_REQUEST, [&] {
-        json request = json::parse(text);
+        const jinja::limits::level within;
+        json                       request = json::parse(text);
         mtp::check_chat_request(request);
         check_parts(request.at("messages"));
 
