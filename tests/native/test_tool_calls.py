@@ -189,7 +189,7 @@ THINKING = (
 @pytest.mark.parametrize("budget", [0, 1, 5])
 def test_a_budget_ends_thinking(llm: MTPLlama, budget: int, answer: Any) -> None:
     """The demo model never ends its thinking by itself; what follows is the answer."""
-    options = {"chat_template": THINKING, "tools": None, "lift": False, "max_tokens": 24}
+    options: Any = {"chat_template": THINKING, "tools": None, "lift": False, "max_tokens": 24}
     endless = answer(llm, **options)
     assert endless.message.reasoning_content
     assert not endless.message.content
@@ -213,15 +213,14 @@ def test_depth_changes_nothing(model: Path) -> None:
         with closing(
             MTPLlama(str(model), n_ctx=2048, n_threads=1, n_threads_batch=1, depth=depth)
         ) as llm:
-            thinking = {"chat_template": THINKING, "tools": None, "lift": False}
+            thinking: Any = {"chat_template": THINKING, "tools": None, "lift": False}
             found = [
                 ask(llm),
                 ask(llm, parallel_tool_calls=True, max_tokens=60),
                 ask(llm, **thinking, reasoning_budget_tokens=7, max_tokens=64),
-                ask(llm, **thinking, temperature=1.0, seed=3, max_tokens=64),
             ]
             for answer in found:
                 for call in answer["choices"][0]["message"].get("tool_calls") or []:
                     del call["id"]
-            seen.append([answer["choices"][0] for answer in found[: 3 if depth else 4]])
-    assert seen[0][:3] == seen[1]
+            seen.append([answer["choices"][0] for answer in found])
+    assert seen[0] == seen[1]
