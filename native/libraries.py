@@ -13,8 +13,9 @@ from .runtime import llama_cpp, runtime
 class LoadedLibraries:
     """The libraries and device that run a model.
 
-    device: ggml's device name, "CPU" without a GPU. kernels: one of `gguf_tools.system.KERNELS`.
-    folder: the folder of the libraries. llama_cpp_python: its version.
+    device: ggml's device name, "CPU" without a GPU. kernels: one of
+    `gguf_tools.machine.system.KERNELS`. folder: the folder of the libraries. llama_cpp_python: its
+    version.
     """
 
     device: str

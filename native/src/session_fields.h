@@ -15,7 +15,6 @@
     LEFT_OUT(model, lazy_mode, "when weights get into memory, not which")                                                   \
     PLACED(model, main_gpu)                                                                                                 \
     PLACED(model, tensor_split)                                                                                             \
-    PLACED(model, moe_cache_size)                                                                                           \
     LEFT_OUT(model, progress_callback, "only watches a model being loaded")                                                 \
     LEFT_OUT(model, progress_callback_user_data, "only watches a model being loaded")                                       \
     LEFT_OUT(model, kv_overrides, "each key has a field of its own, `override KEY`")                                        \
@@ -51,6 +50,8 @@
     LEFT_OUT(context, cb_eval_user_data, "only watches what is computed")                                                   \
     KEPT(context, type_k)                                                                                                   \
     KEPT(context, type_v)                                                                                                   \
+    PLACED(context, moe_cache_size)                                                                                         \
+    PLACED(context, moe_cache_cpu_share)                                                                                    \
     LEFT_OUT(context, abort_callback, "what it ends is not saved")                                                          \
     LEFT_OUT(context, abort_callback_data, "what it ends is not saved")                                                     \
     LEFT_OUT(context, embeddings, "outputs, which are not saved")                                                           \

@@ -200,8 +200,8 @@ def import_commands() -> None:
     """Import what the commands would import, once for all workers."""
     for room in ("cli", "gguf_tools", "convert", "native", "bench"):
         package = import_module(f"mtp_gguf.{room}")
-        for module in pkgutil.iter_modules(package.__path__):
-            import_module(f"mtp_gguf.{room}.{module.name}")
+        for module in pkgutil.walk_packages(package.__path__, f"mtp_gguf.{room}."):
+            import_module(module.name)
 
 
 def _work(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 
@@ -23,7 +24,8 @@ from fuzz.targets import TARGETS
 
 INSTRUMENTED = {
     "json.decoder",
-    *(f"mtp_gguf.gguf_tools.{m}" for m in ("format", "safetensors", "head", "fastmtp")),
+    *(f"mtp_gguf.gguf_tools.files.{name}" for name in ("format", "safetensors")),
+    *(f"mtp_gguf.gguf_tools.heads.{name}" for name in ("head", "fastmtp")),
 }
 
 
@@ -32,6 +34,8 @@ def instrument() -> None:
 
     `atheris.instrument_imports` does nothing, silently, behind an editable install's loader.
     """
+    for name in INSTRUMENTED:
+        import_module(name)  # so that a module that has moved fails here
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__module__ in INSTRUMENTED:
             atheris.instrument_func(function)

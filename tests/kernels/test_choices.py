@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -217,3 +218,39 @@ def test_no_make_of_cpu_decides_anything() -> None:
     found = {p.name: makes.findall(p.read_text("utf-8")) for p in SOURCES.rglob("*.[ch]*")}
     assert len(found) > 30
     assert {name: words for name, words in found.items() if words} == {}
+
+
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"),
+    reason="reads /proc/cpuinfo of x86-64",
+)
+def test_a_cpu_has_candidates_of_its_own_instructions_only(tmp_path: Path) -> None:
+    program = tmp_path / "candidates"
+    include = stock_libraries().parents[1] / "include"
+    command = [
+        *("c++", "-std=c++17", "-O1", "-o", program, SOURCES / "src" / "lanes" / "lanes.cpp"),
+        Path(__file__).parents[1] / "support" / "kernels" / "candidates.cpp",
+        *(f"-I{folder}" for folder in (SOURCES / "include", SOURCES / "src", include)),
+    ]
+    subprocess.run([str(word) for word in command], check=True)
+
+    def found(*words: str) -> tuple[str, set[str]]:
+        best, *sets = subprocess.run(
+            [program, *words], check=True, capture_output=True, text=True
+        ).stdout.split()
+        return best, set(sets)
+
+    flags = set(re.findall(r"^flags.*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)[0].split())
+    needed = {
+        "AVX512_VNNI": {"avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
+        "AVX512": {"avx512bw", "avx512dq", "avx512vl"},
+        "AVX_VNNI": {"avx_vnni"},
+        "AVX2": {"avx2", "fma", "f16c"},
+    }
+    possible = [name for name, features in needed.items() if features <= flags]
+    best, sets = found()
+    assert best == (possible or ["none"])[0]
+    assert sets == set(possible)
+    best, sets = found("no_avx512")
+    assert not {name for name in (best, *sets) if name.startswith("AVX512")}
+    assert sets == {name for name in possible if not name.startswith("AVX512")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-import sysconfig
+import tarfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from mtp_gguf.native.session_identity import (
     identity_of,
     session_fields,
 )
+from mtp_gguf.server.upstream_source import base, base_names, fetch_archive
 from support.models import Dial
 
 STRUCTS = {"model": llama_cpp.llama_model_params, "context": llama_cpp.llama_context_params}
-LATER = {("model", "moe_cache_size")}  # of llama.cpp b11549
-HEADER = Path(sysconfig.get_path("purelib")) / "include" / "llama.h"
+LATER = {("context", "moe_cache_cpu_share")}  # of llama.cpp 1.0, of which no package has the header
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 
 
@@ -34,24 +34,29 @@ def load(path: Path, **options: Any) -> closing[MTPLlama]:
     return closing(MTPLlama(str(path), **given))
 
 
-def fields_of(parameters: str) -> list[str]:
-    """The fields of a struct in llama.h."""
-    text = re.sub(r"//.*", "", HEADER.read_text(encoding="utf-8"))
+def fields_of(parameters: str, name: str) -> set[str]:
+    """The fields of a struct in a base's llama.h."""
+    with tarfile.open(fetch_archive(name)) as archive:
+        header = archive.extractfile(str(base(name).folder / "include" / "llama.h"))
+        assert header is not None
+        text = re.sub(r"//.*", "", header.read().decode())
     struct = re.search(rf"struct llama_{parameters}_params \{{(.*?)\}};", text, re.DOTALL)
     assert struct
     names = re.findall(r"(\w+)\s*;", struct[1])
     assert len(names) > 15
-    return names
+    return set(names)
 
 
+@pytest.mark.upstream
+@pytest.mark.thorough
 @pytest.mark.parametrize("parameters", STRUCTS)
 def test_every_field_is_decided(parameters: str) -> None:
     """A field of another llama.cpp belongs into native/src/session_fields.h, with a reason."""
     listed = {name for of, name in session_fields() if of == parameters}
     later = {name for of, name in LATER if of == parameters}
-    assert set(fields_of(parameters)) - listed == set()
-    assert {name for name, *_ in STRUCTS[parameters]._fields_} - listed == set()
-    assert listed - later <= set(fields_of(parameters))
+    found = set().union(*(fields_of(parameters, name) for name in base_names()))
+    assert found | later == listed
+    assert {name for name, *_ in STRUCTS[parameters]._fields_} <= listed
     for (of, name), why in session_fields().items():
         assert why in {KEPT, PLACED} or len(why) > 10, (of, name)
 

@@ -17,7 +17,8 @@ constexpr int64_t split = 512;           // positions in a chunk of the cache
 constexpr int64_t most_few_queries = 15;  // whose chunks are distributed over the threads
 
 constexpr int most_at_once = 32;         // queries that share what is read of the cache
-constexpr int few_columns = 4;           // that the kernels multiply with at a time; quants are read anew for each few
+constexpr int few_columns = 4;           // that the kernels multiply with at a time
+constexpr int64_t ahead_bytes = 16384;   // of the cache, between what is converted and what is prefetched
 constexpr int64_t block_bytes = 16384;   // of the cache, or of floats, that stay in the L1 cache for several passes
 
 // The partial result of attention over some positions. Positions are split into chunks of split, which
@@ -110,20 +111,22 @@ range seen(const query * queries, int nc, range chunk) {
 // for any number of them.
 class cache {
 public:
-    cache(const kernel_set & set, const ggml_tensor * t) : t(t), own(set.attention(t->type)), floats(set.attention(GGML_TYPE_F32)) {
+    cache(const kernel_set & set, const ggml_tensor * t) : t(t), row_bytes(ggml().row_size(t->type, t->ne[0])), own(set.attention(t->type)), floats(set.attention(GGML_TYPE_F32)) {
         if (!own) {
             to_float = ggml().traits(t->type)->to_float;
         }
     }
 
     // The size of the memory that rows() uses, in floats.
-    int64_t scratch() const { return block_rows(sizeof(float)) * t->ne[0]; }
+    int64_t scratch() const { return block_rows(t->ne[0] * sizeof(float)) * t->ne[0]; }
 
     // Calls each(kernels, address, stride, first, count) for n rows starting at `from`, some rows at a time, for nc queries.
     template <class F> void rows(int64_t share, int64_t from, int64_t n, int nc, float * memory, F each) const {
         const char * at = (const char *) t->data + from * t->nb[1] + share % t->ne[2] * t->nb[2] + share / t->ne[2] * t->nb[3];
-        const bool converts = !own || (own->to_floats && nc > few_columns);
-        const int64_t step = converts ? block_rows(sizeof(float)) : nc > few_columns ? block_rows(t->nb[0]) : n;
+        // a vector's floats: beyond, converting once is as fast as converting for each few columns, or faster
+        const bool converts = !own || (own->to_floats && nc > own->floats);
+        const int64_t ahead = ahead_bytes / t->nb[1];  // rows
+        const int64_t step = converts ? block_rows(t->ne[0] * sizeof(float)) : nc > few_columns ? block_rows(row_bytes) : n;
         for (int64_t first = 0; first < n; first += step) {
             const int64_t count = std::min(step, n - first);
             const char * block = at + first * t->nb[1];
@@ -132,6 +135,7 @@ public:
                 continue;
             }
             for (int64_t i = 0; i < count; i++) {
+                prefetch(block + (i + ahead) * t->nb[1]);
                 convert(block + i * t->nb[1], memory + i * t->ne[0]);
             }
             each(*floats, (const char *) memory, t->ne[0] * sizeof(float), first, count);
@@ -140,12 +144,20 @@ public:
 
 private:
     const ggml_tensor * const t;
+    const size_t row_bytes;
     const attention_kernels * const own;  // for this type, or NULL
     const attention_kernels * const floats;
     void (*to_float)(const void *, float *, int64_t) = nullptr;
 
-    // Rows of a block of elements of so many bytes, as many as the kernels process together or more.
-    int64_t block_rows(size_t element) const { return std::max<int64_t>(block_bytes / (t->ne[0] * element) & ~3, 4); }
+    // Rows of so many bytes in a block, as many as the kernels process together or more.
+    static int64_t block_rows(int64_t nbytes) { return std::max<int64_t>(block_bytes / nbytes & ~3, 4); }
+
+    // A row; beyond the end of the cache this is harmless.
+    void prefetch(const char * row) const {
+        for (size_t at = 0; at < row_bytes; at += 64) {
+            __builtin_prefetch(row + at);
+        }
+    }
 
     void convert(const char * row, float * to) const {
         if (own) {

@@ -95,10 +95,7 @@ LANES_INLINE void mix_rows(int64_t d, const char * v, size_t stride, int64_t nr,
         const T * row = (const T *) (v + r * stride);
         fetch<K * V::floats * sizeof(T) / float_row<T>::per>((const char *) (row + d / float_row<T>::per) + V::mix_block * stride);
         typename V::F vk[K];
-        LANES_UNROLL
-        for (int k = 0; k < K; k++) {
-            vk[k] = float_row<T>::template load<V>(row, (size_t) (d + k * V::floats));
-        }
+        load_floats<V, T, K>(row, (size_t) d, vk);
         LANES_UNROLL
         for (int m = 0; m < M; m++) {
             const auto pm = V::setf(p[m][r]);
@@ -153,8 +150,14 @@ void attention_mix(int64_t n, const char * v, size_t stride, int64_t nr, const f
 }
 
 template <class V, class T> void row_to_floats(int64_t n, const char * row, float * y) {
-    for (int64_t i = 0; i < n; i += V::floats) {
-        V::store_f32(y + i, float_row<T>::template load<V>((const T *) row, (size_t) i));
+    constexpr int K = float_step<V, T> / V::floats;
+    for (int64_t i = 0; i < n; i += K * V::floats) {
+        typename V::F x[K];
+        load_floats<V, T, K>((const T *) row, (size_t) i, x);
+        LANES_UNROLL
+        for (int k = 0; k < K; k++) {
+            V::store_f32(y + i + k * V::floats, x[k]);
+        }
     }
 }
 

@@ -10,66 +10,122 @@
 namespace mtp {
 namespace {
 
-// A vector of floats from element i of a row on, which is a multiple of V::floats. per: elements of a T
-template <class T> struct float_row;
-
-template <> struct float_row<float> {
-    static constexpr int per = 1;
-    template <class V> LANES_INLINE typename V::F load(const float * row, size_t i) { return V::load_f32(row + i); }
-};
-
 struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
 
-template <> struct float_row<f16> {
+// Elements of a row as floats, as ggml converts them. per: elements of a T; scale: what they are all multiplied with;
+// load: a vector from element i of a T on, a multiple of V::floats
+template <class T> struct float_row {
     static constexpr int per = 1;
-    template <class V> LANES_INLINE typename V::F load(const f16 * row, size_t i) { return V::load_f16(row + i); }
+    template <class V> LANES_INLINE typename V::F scale(const T &) { return V::zerof(); }
+    template <class V> LANES_INLINE typename V::F load(const float * of, int i, typename V::F) { return V::load_f32(of + i); }
+    template <class V> LANES_INLINE typename V::F load(const f16 * of, int i, typename V::F) { return V::load_f16(of + i); }
+    template <class V> LANES_INLINE typename V::F load(const bf16 * of, int i, typename V::F) { return V::load_bf16(of + i); }
 };
 
-template <> struct float_row<bf16> {
-    static constexpr int per = 1;
-    template <class V> LANES_INLINE typename V::F load(const bf16 * row, size_t i) { return V::load_bf16(row + i); }
-};
-
-// Quants of a KV cache, as ggml converts them
 template <> struct float_row<block_q8_0> {
     static constexpr int per = 32;
-    template <class V> LANES_INLINE typename V::F load(const block_q8_0 * row, size_t i) {
-        const block_q8_0 & of = row[i / per];
-        return V::mul(V::to_float(V::load_i8(of.qs + i % per)), V::set_half(of.d));
+    template <class V> LANES_INLINE typename V::F scale(const block_q8_0 & of) { return V::set_half(of.d); }
+    template <class V> LANES_INLINE typename V::F load(const block_q8_0 * of, int i, typename V::F scale) {
+        return V::mul(V::to_float(V::load_i8(of->qs + i)), scale);
     }
 };
 
 template <> struct float_row<block_q4_0> {
     static constexpr int per = 32;
-    template <class V> LANES_INLINE typename V::F load(const block_q4_0 * row, size_t i) {
-        const block_q4_0 & of = row[i / per];
-        const auto pairs = V::srlv32(V::load_u8(of.qs + i % 16), V::set32((int) (i % per / 16 * 4)));
-        return V::mul(V::to_float(V::add32(V::and_(pairs, V::set32(15)), V::set32(-8))), V::set_half(of.d));
+    template <class V> LANES_INLINE typename V::F scale(const block_q4_0 & of) { return V::set_half(of.d); }
+    template <class V> LANES_INLINE typename V::F load(const block_q4_0 * of, int i, typename V::F scale) {
+        const auto pairs = V::srlv32(V::load_u8(of->qs + i % 16), V::set32(i / 16 * 4));
+        return V::mul(V::to_float(V::add32(V::and_(pairs, V::set32(15)), V::set32(-8))), scale);
     }
 };
 
-// R rows, M columns, from element n0 to n1. ahead: how to prefetch the next rows, or NULL.
-template <class V, class T, int R, int M>
-LANES_INLINE void float_sums(int64_t n0, int64_t n1, const T * const * w, const float * const * x, typename V::F (*acc)[M],
-                             const rows_ahead * ahead) {
-    for (int64_t k = n0; k < n1; k += V::floats) {
-        if (ahead) {
-            fetch<R * V::floats * sizeof(T)>((const char *) w[0] + R * k * sizeof(T), *ahead);
-        }
-        typename V::F wk[R];
+// Elements that have one scale, a vector or more
+template <class V, class T> constexpr int64_t float_step = float_row<T>::per > V::floats ? float_row<T>::per : V::floats;
+
+// K vectors from element i of a row on. The scale of a T is read once for those of them that are in it.
+template <class V, class T, int K> LANES_INLINE void load_floats(const T * row, size_t i, typename V::F * to) {
+    constexpr int per = float_row<T>::per, in_one = float_step<V, T> / V::floats, step = in_one < K ? in_one : K;
+    LANES_UNROLL
+    for (int k = 0; k < K; k += step) {
+        const T * of = row + (i + k * V::floats) / per;
+        const int first = step < in_one ? (int) (i % per) : 0;
+        const auto scale = float_row<T>::template scale<V>(*of);
         LANES_UNROLL
-        for (int r = 0; r < R; r++) {
-            wk[r] = float_row<T>::template load<V>(w[r], (size_t) k);
+        for (int j = 0; j < step; j++) {
+            to[k + j] = float_row<T>::template load<V>(of, first + j * V::floats, scale);
         }
-        LANES_UNROLL
-        for (int m = 0; m < M; m++) {
-            const auto xk = V::load_f32(x[m] + k);
+    }
+}
+
+// What float_sums prefetches: nothing; the next rows, which follow these in memory; or the rows so many bytes from these, which
+// have others between them, as the keys of one head: a line of each in each step, until these rows are over. All lines at once
+// would wait for each other.
+struct no_fetch {
+    template <class V, class T, int R> LANES_ALWAYS void lines(const T * const *, int64_t) const {}
+};
+struct fetch_next {
+    rows_ahead ahead;
+    template <class V, class T, int R> LANES_ALWAYS void lines(const T * const * w, int64_t k) const {
+        constexpr int64_t step = float_step<V, T>, bytes = step * sizeof(T) / float_row<T>::per;
+        fetch<R * bytes>((const char *) w[0] + R * k / step * bytes, ahead);
+    }
+};
+struct fetch_strided {
+    size_t bytes;
+    int64_t n;
+    template <class V, class T, int R> LANES_ALWAYS void lines(const T * const * w, int64_t k) const {
+        constexpr int64_t step = float_step<V, T>;
+        if (k / step * 64 < n / float_row<T>::per * (int64_t) sizeof(T)) {
             LANES_UNROLL
             for (int r = 0; r < R; r++) {
-                acc[r][m] = V::fma(wk[r], xk, acc[r][m]);
+                fetch<64>((const char *) w[r] + bytes + k / step * 64);
             }
         }
+    }
+};
+
+// R rows, M columns, the first n elements.
+template <class V, class T, int R, int M, class Fetch>
+LANES_INLINE void float_sums(int64_t n, const T * const * w, const float * const * x, typename V::F (*acc)[M], Fetch next) {
+    constexpr int per = float_row<T>::per;
+    constexpr int64_t step = float_step<V, T>;
+    for (int64_t k = 0; k < n; k += step) {
+        next.template lines<V, T, R>(w, k);
+        typename V::F scale[R];
+        LANES_UNROLL
+        for (int r = 0; r < R; r++) {
+            scale[r] = float_row<T>::template scale<V>(w[r][k / per]);
+        }
+        LANES_UNROLL
+        for (int v = 0; v < step / V::floats; v++) {
+            typename V::F wk[R];
+            LANES_UNROLL
+            for (int r = 0; r < R; r++) {
+                wk[r] = float_row<T>::template load<V>(w[r] + k / per, v * V::floats, scale[r]);
+            }
+            LANES_UNROLL
+            for (int m = 0; m < M; m++) {
+                const auto xk = V::load_f32(x[m] + k + v * V::floats);
+                LANES_UNROLL
+                for (int r = 0; r < R; r++) {
+                    acc[r][m] = V::fma(wk[r], xk, acc[r][m]);
+                }
+            }
+        }
+    }
+}
+
+// The sums of N vectors, each with the bits that V::sum has.
+template <class V, int N> LANES_INLINE void sums_of(const typename V::F * a, float * sums) {
+    constexpr int together = V::sums_as_rows ? N - N % V::state_rows : 0;
+    LANES_UNROLL
+    for (int i = 0; i < together; i += V::state_rows) {
+        V::row_sums(a + i, sums + i);
+    }
+    LANES_UNROLL
+    for (int i = together; i < N; i++) {
+        sums[i] = V::sum(a[i]);
     }
 }
 
@@ -83,9 +139,9 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
     }
     const int64_t whole = n - n % V::floats;
     const size_t bytes = n * sizeof(T) / float_row<T>::per;
-    const bool apart = stride != bytes;  // as the keys of one head
+    const bool strided = stride != bytes;  // as the keys of one head
     const rows_ahead ahead(R, stride, how);
-    const size_t far_ahead = 8192 / stride * stride;
+    const size_t far_ahead = 16384 / stride * stride;
     for (int64_t r0 = 0; r0 < nr; r0 += R) {
         const T * row[R];
         typename V::F acc[R][M];
@@ -95,14 +151,11 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
                 acc[r][m] = V::zerof();
             }
         }
-        if (apart) {
-            for (int r = 0; r < R; r++) {
-                for (size_t at = 0; at < bytes; at += 64) {
-                    fetch<64>((const char *) row[r] + far_ahead + at);
-                }
-            }
+        if (strided) {
+            float_sums<V, T, R, M>(whole, row, x, acc, fetch_strided{ far_ahead, whole });
+        } else {
+            float_sums<V, T, R, M>(whole, row, x, acc, fetch_next{ ahead });
         }
-        float_sums<V, T, R, M>(0, whole, row, x, acc, apart ? NULL : &ahead);
         if constexpr (float_row<T>::per == 1) {
             if (whole < n) {
                 T w_end[R][V::floats] = {};
@@ -117,12 +170,14 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
                     memcpy(x_end[m], x[m] + whole, (n - whole) * sizeof(float));
                     x_ends[m] = x_end[m];
                 }
-                float_sums<V, T, R, M>(0, V::floats, w_ends, x_ends, acc, NULL);
+                float_sums<V, T, R, M>(V::floats, w_ends, x_ends, acc, no_fetch{});
             }
         }
+        float sums[R][M];
+        sums_of<V, R * M>(acc[0], sums[0]);
         for (int r = 0; r < R && r0 + r < nr; r++) {
             for (int m = 0; m < M; m++) {
-                dst[m][r0 + r] = V::sum(acc[r][m]);
+                dst[m][r0 + r] = sums[r][m];
             }
         }
     }

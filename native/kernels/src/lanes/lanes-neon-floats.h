@@ -54,6 +54,7 @@ struct neon_floats {
 
     // For states of recurrences, see lanes-delta-net.h.
     static constexpr int state_rows = 4;
+    static constexpr bool sums_as_rows = false;  // whether these sums have the bits of sum()
     LANES_INLINE void row_sums(const F * a, float * sums) {
         float32x4_t b[4];
         LANES_UNROLL

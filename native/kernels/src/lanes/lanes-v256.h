@@ -132,6 +132,7 @@ struct v256 {
 
     // For states of recurrences, see lanes-delta-net.h: rows that are computed together, and the sum of each of their vectors.
     static constexpr int state_rows = 4;
+    static constexpr bool sums_as_rows = false;  // whether these sums have the bits of sum()
     LANES_INLINE void row_sums(const F * a, float * sums) {
         const F b = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
         _mm_storeu_ps(sums, add_lanes(b));

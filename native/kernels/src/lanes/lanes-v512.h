@@ -125,6 +125,7 @@ struct v512 {
 
     // For states of recurrences, see lanes-delta-net.h: rows that are computed together, and the sum of each of their vectors.
     static constexpr int state_rows = 8;
+    static constexpr bool sums_as_rows = true;  // whether these sums have the bits of sum()
     LANES_INLINE void row_sums(const F * a, float * sums) {
         F b[4];
         LANES_UNROLL
