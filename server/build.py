@@ -384,7 +384,7 @@ def unpack_chat_sources(target: Path, archive: Path | None, report: Report) -> N
     Arguments and exceptions are those of `build_libraries`.
     """
     sources = Sources(archive=archive)
-    limits = resources.files("mtp_gguf.native").joinpath("chat", "limits.patch")
+    limits = resources.files("mtp_gguf.native") / "chat" / "limits.patch"
     own = [Addition("native/chat/limits.patch", limits.read_bytes())]
     marker, key = target / MARKER, f"{sources.version} {digest([*sources.patches(), *own])}"
     if marker.is_file() and marker.read_text(encoding="utf-8") == key:
