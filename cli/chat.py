@@ -86,6 +86,15 @@ def chat(
             help="Let the model think before it answers; auto: as its template decides.",
         ),
     ] = Reasoning.AUTO,
+    budget: Annotated[
+        int,
+        typer.Option(
+            "--reasoning-budget",
+            min=-1,
+            max=2**31 - 1,
+            help="Think for at most N tokens; -1: as many as the context holds.",
+        ),
+    ] = -1,
     mmproj: Mmproj = None,
     images: Images = None,
     n: Annotated[
@@ -167,7 +176,12 @@ def chat(
     from mtp_gguf.native.sampling import Sampling  # noqa: PLC0415
 
     with closing(llm):
-        answers = Chat(llm, thinking=reasoning.enabled, mmproj=vision_tower(llm, mmproj))
+        answers = Chat(
+            llm,
+            thinking=reasoning.enabled,
+            most_thinking=budget,
+            mmproj=vision_tower(llm, mmproj),
+        )
         sampling = Sampling.chosen(
             llm.metadata,
             temp=temperature,

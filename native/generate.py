@@ -108,14 +108,15 @@ def chat_renderer(template: str | None) -> Renderer | None:
     """
     if not template:
         return None
-    from .chat_template import ChatTemplate  # noqa: PLC0415  (loads the libraries)
+    from .chat_layer import ChatTemplate  # noqa: PLC0415  (loads the libraries)
+    from .errors import ModelRefusedError  # noqa: PLC0415
 
     try:
-        formatter = ChatTemplate(template, eos_token="", bos_token="")
-    except TEMPLATE_ERRORS as error:
-        raise RequestError(template_fault(error)) from None
+        layer = ChatTemplate(template)
+    except ModelRefusedError as error:
+        raise RequestError(str(error)) from None
 
     def render(messages: Sequence[Any], /, **variables: Any) -> str:
-        return str(formatter(messages=[*messages], **variables).prompt)
+        return layer.render({"messages": [*messages], "chat_template_kwargs": variables}).prompt
 
     return render

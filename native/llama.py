@@ -15,6 +15,7 @@ from copy import copy
 from difflib import get_close_matches
 from functools import partial, wraps
 from inspect import Parameter, signature
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -40,12 +41,14 @@ from . import log
 from ._bindings import MAX_DEPTH, library
 from ._interrupts import DeferredInterrupts
 from .answer import Answer
-from .chat_template import ChatTemplate
+from .chat_answer import ChatAnswer
+from .chat_layer import AnswerSampling, ChatTemplate, Rendered, sample_answers
+from .chat_request import ChatRequest
 from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ContextFullError, ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head, check_head
-from .json_schema import response_schema, schema_grammar
+from .json_schema import schema_grammar
 from .logprobs import ROWS, TokenLogprobs
 from .lookup_files import open_lookup_files
 from .model_file import TEMPLATE_ERRORS, check_adapter, check_trunk, template_fault
@@ -70,18 +73,12 @@ from .session_folder import SessionFolder, shared_length
 from .session_identity import check_identity, identity_of
 from .session_store import DEFAULT_BYTES, SessionStore
 from .state_cache import StateCache
-from .tool_calls import forced_call
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# llama_cpp's grammars of forced tool calls let strings contain raw control characters, with which
-# the arguments do not parse.
-llama_cpp.llama_grammar.PRIMITIVE_RULES[
-    "char"
-].content = r'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
-
 take_what_clients_send()
+sample_answers()
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 
@@ -93,10 +90,8 @@ CHECKPOINT_MARGIN = 64
 # Agents call tools several times between two messages of a user, and templates then drop the
 # thoughts of all of these calls. Each copy takes 150 MiB with a model of 27B.
 DEFAULT_PROMPTS = 4
-# llama_cpp's formats that read calls out of the text; tool_choice is theirs.
 # Options for what llama_cpp.Llama does without generating text.
 _WITHOUT_SESSION = ("vocab_only", "embedding")
-_CALLING_FORMATS = ("functionary", "functionary-v1", "functionary-v2", "chatml-function-calling")
 LOGITS_BYTES = 256 << 20  # that a batch may take whose tokens all get log-probabilities
 
 
@@ -120,27 +115,6 @@ def _streaming(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatena
         return cast("_R", llm._under_lease(llm._bind(method)(*args, **options)))
 
     return read
-
-
-def _with_schema(
-    method: Callable[Concatenate[Any, _P], _R],
-) -> Callable[Concatenate[Any, _P], _R]:
-    """Run a method with the grammar of its `response_format`, for which llama_cpp's is too weak.
-
-    It is that of OpenAI's API or of llama-server. NativeError if it is another, or if a grammar
-    cannot express its schema.
-    """
-
-    @wraps(method)
-    def call(llm: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
-        schema = response_schema(options.pop("response_format", None))
-        if schema is not None:
-            if options.get("grammar") is not None:
-                raise NativeError("response_format: expected no grammar beside it, found one")
-            options["grammar"] = read_grammar(llm, "response_format", schema_grammar(schema))
-        return method(llm, *args, **options)
-
-    return call
 
 
 class MTPLlama(llama_cpp.Llama):
@@ -241,6 +215,8 @@ class MTPLlama(llama_cpp.Llama):
         self._prompts = PromptCheckpoints(int(keep_prompt))
         self._store: SessionStore | None = None
         self._record: TokenLogprobs | None = None
+        self._preserved: frozenset[int] = frozenset()  # special tokens that answers have as text
+        self._templates: dict[str, ChatTemplate] = {}
         self._n_tokens = self._pictures = 0
         self._prompt_reuse: PromptReuse | None = None
         if busy not in ("wait", "raise"):
@@ -421,7 +397,8 @@ class MTPLlama(llama_cpp.Llama):
             raise ModelRefusedError(f"{error}{hint}{log.indented_log()}") from None
         except TEMPLATE_ERRORS as error:
             raise ModelRefusedError(f"{model_path}: {template_fault(error)}") from None
-        self._replace_templates(guess=not options.get("chat_format"))
+        if not options.get("chat_format"):
+            self._choose_format()
         if self.lora_path and not self._lora_adapter:  # a null pointer, which llama_cpp would use
             raise ModelRefusedError(
                 f"{self.lora_path}: expected a LoRA adapter that fits {model_path}; llama.cpp "
@@ -485,28 +462,10 @@ class MTPLlama(llama_cpp.Llama):
             self._stack.callback(corpus.close)
             self._session.set_corpus(corpus)
 
-    def _replace_templates(self, *, guess: bool) -> None:
-        """Render conversations by `ChatTemplate`, for messages of OpenAI's API.
-
-        guess: llama_cpp has chosen the format, which is one of its own for templates that it knows;
-        these ignore tools.
-        """
-        if guess and "chat_template.default" in self._chat_handlers and self.chat_handler is None:
+    def _choose_format(self) -> None:
+        """Use the model's own template where llama_cpp has guessed a format of its own for it."""
+        if "chat_template.default" in self._chat_handlers and self.chat_handler is None:
             self.chat_format = "chat_template.default"
-        ends = {"eos_token": self.token_eos(), "bos_token": self.token_bos()}
-        tokens = {
-            name: "" if token == -1 else self._model.token_get_text(token)
-            for name, token in ends.items()
-        }
-        tools = self.metadata.get("tokenizer.chat_template.tool_use")
-        for name in self._chat_handlers:
-            default = name == "chat_template.default"
-            self._chat_handlers[name] = ChatTemplate(
-                self.metadata["tokenizer.chat_template" if default else f"tokenizer.{name}"],
-                tools_template=tools if default else None,
-                stop_token_ids=[ends["eos_token"]],
-                **tokens,
-            ).to_chat_handler()
 
     def _limit_depth(self, model_path: str, most: int) -> None:
         """Draft at most as many tokens as the head can, with a warning if more were asked for."""
@@ -708,18 +667,26 @@ class MTPLlama(llama_cpp.Llama):
 
     embed = _exclusive(llama_cpp.Llama.embed)
     # llama_cpp's handlers of pictures evaluate the prompt here, in several steps.
-    _answer_chat = _with_schema(_exclusive(llama_cpp.Llama.create_chat_completion))
+    _answer_chat = _exclusive(llama_cpp.Llama.create_chat_completion)
 
     def create_chat_completion(
         self, *args: Any, max_completion_tokens: int | None = None, **options: Any
     ) -> Any:
-        """Answer a conversation as llama_cpp.Llama does.
+        """Answer a conversation with llama-server's chat layer; arguments of llama_cpp.Llama's.
 
-        messages: as OpenAI's clients send them: arguments of tool calls as JSON text, null as the
-        content beside them. MessagesError names a message that is malformed or that the model's
-        chat template refuses. tool_choice: a function by name, or "required" with a single tool,
-        makes the answer a call of it. max_completion_tokens: the name of `max_tokens` in OpenAI's
-        API; NativeError if both are given.
+        messages: as OpenAI's clients send them. tools, tool_choice: "none", "auto", "required" or a
+        function by name; calls are read from the answer in the format of the model's family.
+        response_format: of OpenAI's API or of llama-server. MessagesError names the place where a
+        request is malformed, or what the model's chat template refuses.
+
+        Further arguments, which llama-server has, too: parallel_tool_calls; reasoning_effort;
+        reasoning_format, "deepseek" (thinking is `reasoning_content`) or "none" (it is part of the
+        content); reasoning_budget_tokens, the most tokens of thinking, after which
+        reasoning_budget_message and the end of thinking follow; chat_template_kwargs, variables of
+        the template; chat_template, another template than the model's; add_generation_prompt and
+        continue_final_message; max_completion_tokens, OpenAI's name of `max_tokens`.
+
+        With `chat_handler` or a `chat_format` of llama_cpp's own, that answers, as in llama_cpp.
         """
         if max_completion_tokens is not None:
             if options.get("max_tokens") is not None:
@@ -727,20 +694,91 @@ class MTPLlama(llama_cpp.Llama):
                     "max_completion_tokens: expected it or max_tokens, found both; leave out one"
                 )
             options["max_tokens"] = max_completion_tokens
-        if options.get("logprobs") and options.get("top_logprobs") is None:
-            options["top_logprobs"] = 0  # llama_cpp would ignore logprobs
-        call = None
-        if self.chat_handler is None and self.chat_format not in _CALLING_FORMATS:
-            call = forced_call(options.get("tools"), options.get("tool_choice"))
-        if call is None:
+        if not self._has_layer(options.get("chat_template")):
+            if options.get("logprobs") and options.get("top_logprobs") is None:
+                options["top_logprobs"] = 0  # llama_cpp would ignore logprobs
             return self._answer_chat(*args, **options)
-        for other in ("grammar", "response_format"):
-            if options.get(other) is not None:
-                raise NativeError(f"tool_choice: expected no {other} beside a function, found one")
-        options["grammar"] = read_grammar(self, "tools", call.grammar())
-        del options["tool_choice"]  # llama_cpp's grammar is weaker, and it streams names repeatedly
-        answer: Any = self._answer_chat(*args, **options)
-        return call.stream(answer) if options.get("stream") else call.answer(answer)
+        request = ChatRequest(*args, **options)
+        with self._model_lock.hold():
+            self._check_open()
+            if request.schema is not None:
+                read_grammar(self, "response_format", schema_grammar(request.schema))
+            rendered, tokens = self._render_chat(request)
+            function = None
+            if request.must_call and not rendered.has_grammar:
+                layer, function = request.with_arguments_only()
+                rendered = self.chat_template(request.template).render(layer)
+            sampling = AnswerSampling(rendered, request.thinking_tokens, request.end)
+            sampling.check(self._model.model)
+            given = request.completion
+            answer = ChatAnswer(rendered, function)
+            completion: Any = self.create_completion(
+                prompt=tokens,
+                **{
+                    **given,
+                    "stop": [*given["stop"], *rendered.stops],
+                    "grammar": given["grammar"] or sampling,
+                },
+            )
+            return answer.stream(completion) if given["stream"] else answer.whole(completion)
+
+    def count_chat_tokens(self, *args: Any, **options: Any) -> int:
+        """Return how many tokens `create_chat_completion` reads as its prompt with these arguments.
+
+        Nothing is evaluated. MessagesError as there; NativeError if the model has no chat template.
+        """
+        if not self._has_layer(options.get("chat_template")):
+            raise NativeError(
+                "count_chat_tokens: expected a model with a chat template, found none; pass one as "
+                "chat_template"
+            )
+        request = ChatRequest(*args, **options)
+        with self._model_lock.hold():
+            self._check_open()
+            return len(self._render_chat(request)[1])
+
+    def _has_layer(self, template: str | None) -> bool:
+        """Whether llama-server's chat layer answers, rather than a handler of llama_cpp."""
+        own = self.chat_handler is None and self.chat_format in self._chat_handlers
+        return own or template is not None
+
+    def _render_chat(self, request: ChatRequest) -> tuple[Rendered, list[int]]:
+        """Return a rendered conversation and its tokens."""
+        rendered = self.chat_template(request.template).render(request.layer)
+        return rendered, self.tokenize(rendered.prompt.encode(), add_bos=False, special=True)
+
+    def chat_template(self, source: str | None = None) -> ChatTemplate:
+        """Return a chat template for this model; its own, or one with another source.
+
+        ModelRefusedError if it is malformed.
+        """
+        key = self.chat_format if source is None else ""
+        if key in self._templates:
+            return self._templates[key]
+        tools = None
+        if source is None:
+            default = key == "chat_template.default"
+            source = self.metadata["tokenizer.chat_template" if default else f"tokenizer.{key}"]
+            tools = self.metadata.get("tokenizer.chat_template.tool_use") if default else None
+        bos, eos = (
+            "" if token == -1 else self._model.token_get_text(token)
+            for token in (self.token_bos(), self.token_eos())
+        )
+        made = ChatTemplate(source, tools_template=tools, bos=bos, eos=eos)
+        if key:
+            self._templates[key] = made
+        return made
+
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Return the text of tokens; in an answer with those that its format has as text."""
+        if special or self._preserved.isdisjoint(tokens):
+            return bytes(super().detokenize(tokens, prev_tokens, special))
+        return b"".join(
+            super(MTPLlama, self).detokenize([*group], prev_tokens, preserved)
+            for preserved, group in groupby(tokens, self._preserved.__contains__)
+        )
 
     def _create_completion(
         self,
@@ -760,6 +798,10 @@ class MTPLlama(llama_cpp.Llama):
         record = None
         if logprobs is not None and (self._logits_all or not self._plain):
             record, logprobs = TokenLogprobs(logprobs, prompt=echo), None
+        grammar, preserved = options.get("grammar"), frozenset[int]()
+        if isinstance(grammar, AnswerSampling):
+            preserved = self.single_tokens(grammar.rendered.preserved_tokens)
+            options["grammar"] = grammar if grammar.constrains else None
         options |= {
             "max_tokens": 1 if nothing else max_tokens,
             "logprobs": logprobs,  # llama_cpp says what a model without a session needs for them
@@ -770,17 +812,28 @@ class MTPLlama(llama_cpp.Llama):
         prompt = args[0] if args else options["prompt"]
         answer = Answer(self, prompt, record, echo=echo, nothing=nothing)
         read = answer.stream(chunks) if stream else answer.whole(chunks)
-        return self._under_lease(self._recorded(record, read))
+        return self._under_lease(self._recorded(record, preserved, read))
 
     def _recorded(
-        self, record: TokenLogprobs | None, chunks: Generator[Any, None, None]
+        self,
+        record: TokenLogprobs | None,
+        preserved: frozenset[int],
+        chunks: Generator[Any, None, None],
     ) -> Generator[Any, None, None]:
-        """Collect log-probabilities in `record` while a completion is read."""
-        self._record = record
+        """Collect log-probabilities in `record` while a completion is read.
+
+        preserved: special tokens that its text has.
+        """
+        self._record, self._preserved = record, preserved
         try:
             yield from chunks
         finally:
-            self._record = None
+            self._record, self._preserved = None, frozenset()
+
+    def single_tokens(self, texts: Iterable[str]) -> frozenset[int]:
+        """Return the tokens of those texts that are a token each, special ones included."""
+        found = (self.tokenize(text.encode(), add_bos=False, special=True) for text in texts)
+        return frozenset(tokens[0] for tokens in found if len(tokens) == 1)
 
     def stop(self) -> None:
         """End the generation that another thread runs; without one, nothing happens.
@@ -845,7 +898,7 @@ class MTPLlama(llama_cpp.Llama):
         Each token is an accepted draft or was chosen by the sampler; the distribution is the same
         as without drafting.
         """
-        if grammar is not None:
+        if grammar is not None and not isinstance(grammar, AnswerSampling):
             read_grammar(self, "grammar", grammar._grammar)
         failures: list[BaseException] = []
         with DeferredInterrupts():

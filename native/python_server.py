@@ -9,7 +9,7 @@ from .runtime import llama_cpp
 # How messages about the arguments of a request begin.
 _ARGUMENTS = (
     *("messages", "tools", "tool_choice", "response_format", "grammar", "prompt", "logprobs"),
-    *("max_tokens", "max_completion_tokens"),
+    *("max_tokens", "max_completion_tokens", "reasoning_budget_tokens", "reasoning_effort"),
 )
 _SCHEMA = "the JSON schema at "  # of response_format
 _MISTAKE = re.compile(rf"\A(?:(?P<param>{'|'.join(_ARGUMENTS)})\b[^:\s]*: |{_SCHEMA})")
@@ -20,6 +20,7 @@ _CHECKED = {
     "ChatCompletionTool": dict[str, Any],
     "ChatCompletionToolChoiceOption": str | dict[str, Any],
     "ChatCompletionRequestResponseFormat": dict[str, Any],
+    "ChatCompletion": dict[str, Any],  # of an answer, which has its thinking apart from its content
 }
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "LIBMTP_VARIABLE",
     "VARIABLE",
     "Runtime",
+    "library_file",
     "llama_cpp",
     "load_libmtp",
     "loaded_library",
@@ -92,10 +93,15 @@ def native_library(name: str) -> Path:
 
     LibraryMismatchError if the file is not as it was installed.
     """
-    path = _own_folder() / shared_library(name)
+    path = library_file(name)
     if damage := _damage(path):
         raise LibraryMismatchError(damage)
     return path
+
+
+def library_file(name: str) -> Path:
+    """The path that one of this package's native libraries has, if it is installed."""
+    return _own_folder() / shared_library(name)
 
 
 def load_libmtp() -> ctypes.CDLL:

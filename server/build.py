@@ -35,6 +35,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from importlib import resources
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
@@ -74,6 +75,8 @@ TARGETS = (
 # ggml's registry (libggml) and the other GPU backends are those of llama-cpp-python.
 LIBRARIES = ("ggml-base", "ggml-cpu", "llama")
 VULKAN = "ggml-vulkan"
+# What libmtp_chat is compiled from, in llama.cpp's tree.
+CHAT_SOURCES = ("common", "include", "ggml/include", "vendor/nlohmann", "vendor/sheredom")
 LOG_LINES = 25
 MARKER = "build.json"
 NPM = "npm"  # builds llama-server's web page
@@ -373,6 +376,27 @@ def build_libraries(
             _compile(work, library_names(options), options, sources, jobs, lock, report)
             _keep_libraries(work, options, variants[:-1])
         shutil.copytree(kept, target, dirs_exist_ok=True)
+
+
+def unpack_chat_sources(target: Path, archive: Path | None, report: Report) -> None:
+    """Put the patched sources of llama.cpp's chat layer into the folder `target`, if they changed.
+
+    Arguments and exceptions are those of `build_libraries`.
+    """
+    sources = Sources(archive=archive)
+    limits = resources.files("mtp_gguf.native") / "chat" / "limits.patch"
+    own = [Addition("native/chat/limits.patch", limits.read_bytes())]
+    marker, key = target / MARKER, f"{sources.version} {digest([*sources.patches(), *own])}"
+    if marker.is_file() and marker.read_text(encoding="utf-8") == key:
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent) as scratch:
+        source = _source(Path(scratch), sources, report)
+        apply(own, source)
+        for part in CHAT_SOURCES:
+            shutil.copytree(source / part, target / part)
+    marker.write_text(key, encoding="utf-8")
 
 
 def _family(sources: Sources) -> str:

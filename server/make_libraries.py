@@ -1,4 +1,7 @@
-"""make_libraries.py FOLDER [SDIST [PORTABLE]]: build the patched llama.cpp libraries; run by CMake.
+"""Make what the package ships of llama.cpp; run by CMake.
+
+    make_libraries.py libraries FOLDER [SDIST [PORTABLE]]   build the patched libraries
+    make_libraries.py chat-sources FOLDER [SDIST]           unpack the sources of libmtp_chat
 
 SDIST: llama-cpp-python's source distribution, instead of a download with pip. PORTABLE: ON for
 libraries that run on every CPU of this kind of machine. This runs in a source tree before the
@@ -20,15 +23,14 @@ NEXT_STEP = (
 )
 
 
-def main(folder: str, sdist: str = "", portable: str = "OFF") -> int:
-    """Build the libraries; on failure print one sentence and return exit code 1."""
+def main(what: str, folder: str, sdist: str = "", portable: str = "OFF") -> int:
+    """Make `what` in a folder; on failure print one sentence and return exit code 1."""
     package = ModuleType("mtp_gguf")
     package.__path__ = [str(ROOT)]
     sys.modules["mtp_gguf"] = package
     errors = import_module("mtp_gguf.gguf_tools.errors")
     build = import_module("mtp_gguf.server.build")
     target = Path(folder)
-    shutil.rmtree(target, ignore_errors=True)
     seen = [""]
 
     def report(text: str) -> None:  # one line for every 10 %
@@ -44,7 +46,11 @@ def main(folder: str, sdist: str = "", portable: str = "OFF") -> int:
         if "XDG_CACHE_HOME" not in os.environ and not os.access(Path.home(), os.W_OK):
             os.environ["XDG_CACHE_HOME"] = str(target.parent / "cache")
         archive = Path(sdist) if sdist else None
-        build.build_libraries(target, archive, None, report, portable=portable == "ON")
+        if what == "chat-sources":
+            build.unpack_chat_sources(target, archive, report)
+        elif what == "libraries":
+            shutil.rmtree(target, ignore_errors=True)
+            build.build_libraries(target, archive, None, report, portable=portable == "ON")
     except (errors.MtpGgufError, OSError) as error:
         print(*getattr(error, "log", ()), f"mtp-gguf: {error}; {NEXT_STEP}", sep="\n")
         return 1

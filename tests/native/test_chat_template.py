@@ -11,7 +11,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.native import MessagesError, MTPLlama
-from mtp_gguf.native.chat_template import ChatTemplate
+from mtp_gguf.native.chat_layer import ChatTemplate
 from support.gguf_files import Rewrite
 from support.models import DEMO, Dial
 
@@ -49,8 +49,7 @@ def conversation(arguments: Any, **message: Any) -> list[dict[str, Any]]:
 
 
 def ours(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    formatter = ChatTemplate(source, eos_token="", bos_token="")
-    return str(formatter(messages=messages, **options).prompt)
+    return ChatTemplate(source).render({"messages": messages, **options}).prompt
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def theirs() -> Callable[..., str]:
 @pytest.mark.parametrize("given", ["text", "object"])
 def test_arguments_of_calls(way: str, given: str, theirs: Callable[..., str]) -> None:
     """Templates get the form of the arguments that they are written for."""
-    text = json.dumps(ARGUMENTS, ensure_ascii=False)
+    text = json.dumps(ARGUMENTS, ensure_ascii=False, separators=(",", ":"))
     source = template(WAYS[way])
     want = theirs(source, conversation(text if way in TEXT_ONLY else ARGUMENTS))
     assert ours(source, conversation(text if given == "text" else ARGUMENTS)) == want
@@ -128,16 +127,15 @@ def test_contents(content: str, given: Any, want: str) -> None:
         assert ours(template("", content), [{"role": "user"}]) == f"[user]{want}[assistant]"
 
 
-def test_developers_are_the_system_unless_the_template_knows_them() -> None:
+def test_developers_are_the_system() -> None:
     message = {"role": "developer", "content": "x"}
     assert ours(template(""), [message]) == "[system]x[assistant]"
-    assert ours(template("") + "{# developer #}", [message]) == "[developer]x[assistant]"
 
 
 @pytest.mark.upstream
 def test_template_for_tools(theirs: Callable[..., str]) -> None:
     plain, with_tools = "{{ messages[0].content }}", "{{ tools[0].function.name }}"
-    formatter = ChatTemplate(plain, tools_template=with_tools, eos_token="", bos_token="")
+    formatter = ChatTemplate(plain, tools_template=with_tools)
     messages = [{"role": "user", "content": "x"}]
     tools = [{"type": "function", "function": {"name": "read"}}]
     for options in ({}, {"tools": tools}):
@@ -146,8 +144,7 @@ def test_template_for_tools(theirs: Callable[..., str]) -> None:
             messages,
             **options,
         )
-        assert formatter(messages=messages, **options).prompt == want
-    assert formatter(messages=messages, tools=tools, tool_choice="none").prompt == "x"
+        assert formatter.render({"messages": messages, **options}).prompt == want
 
 
 STRICT = (
@@ -164,30 +161,33 @@ USER, SYSTEM = {"role": "user", "content": "x"}, {"role": "system", "content": "
     ("messages", "words"),
     [
         ([], ("messages:", "a list of messages, found []")),
-        ("x", ("messages:", "a list of messages, found 'x'")),
-        (["x"], ("messages[0]:", "an object with a role", "'x'")),
+        ("x", ("messages:", 'a list of messages, found "x"')),
+        (["x"], ("messages[0]:", "an object with a role", '"x"')),
         ([USER, {"content": "x"}], ("messages[1]:", "with a role")),
         ([USER, SYSTEM, USER], ("messages[1]:", "must be first")),
         ([USER, USER, {"role": "robot"}], ("messages[2]:", "Unexpected role.")),
         ([SYSTEM], ("messages:", "No user message.")),
         ([SYSTEM, SYSTEM], ("messages[1]:", "must be first")),
         ([{"role": "user", "content": 5}], ("messages[0].content:", "text or a list", "found 5")),
-        ([{"role": "user", "content": ["x"]}], ("messages[0].content[0]:", "type text, found 'x'")),
+        (
+            [{"role": "user", "content": ["x"]}],
+            ("messages[0].content[0]:", "part of type text", 'found "x"'),
+        ),
         (
             [{"role": "user", "content": [PARTS[0], {"type": "sound"}]}],
-            ("messages[0].content[1]:", "type text, found 'sound'"),
+            ("messages[0].content[1]:", "part of type text", 'found "sound"'),
         ),
         (
             [{"role": "user", "content": [{"type": "text"}]}],
-            ("messages[0].content[0].text:", "expected text, found None"),
+            ("messages[0].content[0].text:", "expected text, found null"),
         ),
         (
             conversation("{"),
-            ("messages[1].tool_calls[0].function.arguments:", "JSON object", "'{'"),
+            ("messages[1].tool_calls[0].function.arguments:", "JSON object", '"{"'),
         ),
-        (conversation("[1]"), ("arguments:", "expected a JSON object, found '[1]'")),
+        (conversation("[1]"), ("arguments:", 'expected a JSON object, found "[1]"')),
         (conversation("[" * 100_000), ("arguments:", "expected a JSON object")),
-        (conversation({1, 2}), ("arguments:", "expected a JSON object")),
+        (conversation({1, 2}), ("messages:", "expected values of JSON", "set")),
         (conversation("{}", tool_calls=5), ("messages[1].tool_calls:", "a list of calls, found 5")),
         (conversation("{}", tool_calls=["x"]), ("messages[1].tool_calls[0]:", "with a name")),
     ],
@@ -202,9 +202,9 @@ def test_what_is_wrong_is_named(messages: Any, words: tuple[str, ...]) -> None:
 
 def test_internals_of_templates_are_kept_from_clients() -> None:
     with pytest.raises(MessagesError) as caught:
-        ours("{{ messages[0].content + 1 }}", [USER])
+        ours("{{ messages[0].content.none() }}", [USER])
     assert str(caught.value) == (
-        "messages: expected what the model's chat template can render, found: TypeError in the "
+        "messages: expected what the model's chat template can render, found an error in the "
         "template"
     )
 

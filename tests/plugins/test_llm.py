@@ -102,8 +102,9 @@ def test_options_are_those_of_generate(demo: Path) -> None:
 
 def test_thinking_is_not_the_answer(demo: Path, tmp_path: Path) -> None:
     template = (
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-        "{% if messages | length > 1 %}<think>\n{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>\n"
+        "{{ m.reasoning_content }}\n</think>\n{% endif %}{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: <think>\n{% endif %}"
     )
 
     def with_template(keys: Metadata) -> None:

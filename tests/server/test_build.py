@@ -406,7 +406,7 @@ def test_a_signal_to_an_install_ends_the_compilers(
     text = ENDLESS.format(targets=" ".join(module.LIBRARIES), mark=mark)
     (source / "CMakeLists.txt").write_text(text)
     script = ROOT / "server" / "make_libraries.py"
-    command = [sys.executable, "-S", str(script), str(tmp_path / "made")]
+    command = [sys.executable, "-S", str(script), "libraries", str(tmp_path / "made")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -711,7 +711,7 @@ def test_what_stops_an_install_is_a_sentence_with_the_ways_around_it(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     for sdist, expected in (([], "pip could not fetch"), (["other.tar.gz"], "other.tar.gz")):
-        command = [sys.executable, "-S", str(script), str(tmp_path / "made"), *sdist]
+        command = [sys.executable, "-S", str(script), "libraries", str(tmp_path / "made"), *sdist]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 1, done.stderr
         last = done.stdout.splitlines()[-1]
