@@ -384,16 +384,13 @@ def unpack_chat_sources(target: Path, archive: Path | None, report: Report) -> N
     Arguments and exceptions are those of `build_libraries`.
     """
     sources = Sources(archive=archive)
-    limits = resources.files("mtp_gguf.native") / "chat" / "limits.patch"
-    own = [Addition("native/chat/limits.patch", limits.read_bytes())]
-    marker, key = target / MARKER, f"{sources.version} {digest([*sources.patches(), *own])}"
+    marker, key = target / MARKER, f"{sources.version} {digest(sources.patches())}"
     if marker.is_file() and marker.read_text(encoding="utf-8") == key:
         return
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent) as scratch:
         source = _source(Path(scratch), sources, report)
-        apply(own, source)
         for part in CHAT_SOURCES:
             shutil.copytree(source / part, target / part)
     marker.write_text(key, encoding="utf-8")
