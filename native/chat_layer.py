@@ -111,8 +111,8 @@ class ChatTemplate:
         for name in ("tools", "json_schema"):
             if request.get(name):
                 raise MessagesError(
-                    f"{name}: expected none, because this installation of mtp-gguf has no chat "
-                    "layer, found some; use mtp-gguf serve"
+                    f"{name}: expected none, because this installation lacks libmtp_chat, "
+                    "found some; use `mtp-gguf serve`"
                 )
         variables = request.get("chat_template_kwargs") or {}
         try:

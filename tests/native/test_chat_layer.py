@@ -12,6 +12,7 @@ from mtp_gguf.native import MessagesError, ModelRefusedError
 from mtp_gguf.native.chat_answer import ChatAnswer
 from mtp_gguf.native.chat_layer import AnswerReader, ChatTemplate, Rendered
 from mtp_gguf.server.upstream_source import llama_cpp_source
+from support.hostile_templates import HOSTILE
 
 USER = {"role": "user", "content": "How warm is it?"}
 WEATHER = {
@@ -146,36 +147,6 @@ def test_a_choice_is_in_the_grammar() -> None:
     assert "weather" in auto.text
     assert "weather" not in json.loads(named.text)["grammar"]
     assert (auto.has_grammar, named.has_grammar, none.has_grammar) == (True, True, False)
-
-
-ENDLESS = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
-HOSTILE = {
-    "brackets": "{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}",
-    "negations": "{{ " + "not " * 100_000 + "1 }}",
-    "signs": "{{ " + "-" * 100_000 + "1 }}",
-    "a chain": "{{ " + "1 + " * 100_000 + "1 }}",
-    "filters": "{{ x" + " | upper" * 100_000 + " }}",
-    "members": "{{ x" + ".a" * 100_000 + " }}",
-    "blocks": "{% if 1 %}" * 40_000 + "{% endif %}" * 40_000,
-    "branches": "{% if 0 %}" + "{% elif 0 %}" * 40_000 + "{% endif %}",
-    "lists": "{{ " + "[" * 100_000 + "]" * 100_000 + " }}",
-    "a macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "endless": ENDLESS,
-    "a long list": "{{ range(100000000000) }}",
-    "doubling": "{% set n = namespace(x='x') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}"
-    "{% endfor %}{{ n.x }}",
-    "repetition": "{{ 'x' * 100000000000 }}",
-    "lists in lists": "{% set n = namespace(x=[]) %}{% for i in range(100000) %}"
-    "{% set n.x = [n.x] %}{% endfor %}",
-    "tuples in tuples": "{% set n = namespace(x=[]) %}{% for i in range(100000) %}"
-    "{% set n.x = (n.x, 1) %}{% endfor %}",
-    "a list in itself": "{% set x = [] %}{% set y = x.append(x) %}{{ x | tojson }}",
-    "lists in each other": "{% set x = [] %}{% set y = [x] %}{% set z = x.append(y) %}{{ x }}",
-    "unfinished": "{% for m in messages %}",
-    "unknown": "{% frobnicate %}",
-    "empty": "",
-    "huge": "x" * 2_000_000,
-}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

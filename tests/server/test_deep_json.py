@@ -6,7 +6,6 @@ import itertools
 import json
 import signal
 import zlib
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ import pytest
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.native.session_file import check_session
 from support.models import Files
-from support.real_server import running
-from support.serving import PATIENCE
+from support.real_server import post_text, running
 from support.session_files import SessionFile, version_1
 
 pytestmark = pytest.mark.server
@@ -43,30 +41,20 @@ CALLED = {
 }
 
 
-def ask(port: int, path: str, body: str) -> tuple[int, str]:
-    """Status and text of an answer."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    connection.request("POST", path, body)
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, text
-
-
 def test_requests(patched_server: Path, files: Files, free_port: int) -> None:
     with running(patched_server, files("plain"), free_port, options=["--no-draft"]) as client:
         for path, body in BODIES:
             for value in (LISTS, OBJECTS):
-                status, text = ask(free_port, path, body % value)
+                status, text = post_text(free_port, path, body % value)
                 assert status == 400, (path, body, text[:200])
                 assert "expected JSON of at most 256 levels, found more" in text
-        ask(free_port, "/v1/chat/completions", json.dumps(CALLED))  # a template may take it as text
+        # a template may take it as text
+        post_text(free_port, "/v1/chat/completions", json.dumps(CALLED))
         quoted = json.dumps("[" * 300 + '\\"[')  # brackets of a text are no levels
         deepest = f'{{"prompt": {quoted}, "n_predict": 1, "unknown": {"[" * 255 + "]" * 255}}}'
-        assert ask(free_port, "/completion", deepest)[0] == 200
-        assert (
-            ask(free_port, "/completion", deepest.replace("]", "]]").replace("[[", "[[["))[0] != 200
-        )
+        assert post_text(free_port, "/completion", deepest)[0] == 200
+        deeper = deepest.replace("]", "]]").replace("[[", "[[[")
+        assert post_text(free_port, "/completion", deeper)[0] != 200
         client.complete([5, 6, 7])
 
 

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,16 @@ def running(
         yield Client(run, port)
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 0
+
+
+def post_text(port: int, path: str, body: str) -> tuple[int, str]:
+    """Status and text of an answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection.request("POST", path, body)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
 
 
 def refusal(server: Path, *arguments: object) -> str:
