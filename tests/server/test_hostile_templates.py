@@ -35,7 +35,7 @@ def test_a_server_refuses_or_answers(
     ):
         try:
             deadline = time.monotonic() + PATIENCE
-            while server.poll() is None and "server is listening" not in log.read_text():
+            while server.poll() is None and "listening on http" not in log.read_text():
                 assert time.monotonic() < deadline, "neither ready nor ended"
                 time.sleep(0.05)
             if server.poll() is None:
