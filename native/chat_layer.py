@@ -7,6 +7,7 @@ as on Windows, renders conversations with llama_cpp's own code and reads answers
 
 import ctypes
 import json
+import weakref
 from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_void_p
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class ChatTemplate:
         self._formatter: Any = None
         if available():
             texts = map(_bytes, (source, bos, eos))
+            weakref.finalize(self, _library().mtp_chat_close, self._handle).atexit = False
             _check(_library().mtp_chat_open(*texts, ctypes.byref(self._handle)))
         else:
             try:
@@ -84,10 +86,6 @@ class ChatTemplate:
         self._with_tools = (
             None if tools_template is None else ChatTemplate(tools_template, bos=bos, eos=eos)
         )
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            _library().mtp_chat_close(self._handle)
 
     def render(self, request: Mapping[str, Any]) -> Rendered:
         """Render a request to llama-server's /v1/chat/completions (include/mtp_chat.h).
@@ -133,11 +131,8 @@ class AnswerReader:
         self._text = ""
         if available():
             text = _bytes(rendered.text)
+            weakref.finalize(self, _library().mtp_chat_answer_close, self._handle).atexit = False
             _check(_library().mtp_chat_answer_open(text, ctypes.byref(self._handle)))
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            _library().mtp_chat_answer_close(self._handle)
 
     def add(self, text: str, *, is_last: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Read more text; return the message so far and its changes as deltas of OpenAI's API.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from functools import cache
 from typing import Any
 
 import pytest
 
-from mtp_gguf.native import MessagesError, ModelRefusedError
+from mtp_gguf.native import MessagesError, ModelRefusedError, chat_layer
 from mtp_gguf.native.chat_answer import ChatAnswer
 from mtp_gguf.native.chat_layer import AnswerReader, ChatTemplate, Rendered
 from mtp_gguf.server.upstream_source import llama_cpp_source
@@ -193,3 +194,12 @@ def test_readers_are_independent() -> None:
     one.add("a", is_last=False)
     assert other.add("b", is_last=False)[0]["reasoning_content"] == "b"
     assert one.add("c", is_last=False)[0]["reasoning_content"] == "ac"
+
+
+def test_objects_outlive_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of a program, Python may set a module's names to None before it frees objects."""
+    chat = ChatTemplate("{{ messages[0].content }}")
+    reader = AnswerReader(chat.render({"messages": [USER]}))
+    monkeypatch.setattr(chat_layer, "_library", None)
+    del chat, reader  # an exception would be a warning of pytest's
+    gc.collect()
