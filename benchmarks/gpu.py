@@ -147,6 +147,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stock", help="llama-server without patches, to compare with")
     arguments = parser.parse_args()
+    if arguments.folder.exists() and not arguments.folder.is_dir():
+        parser.error(f"{arguments.folder}: expected a folder, found a file")
     if arguments.backend == "vulkan":
         os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # also a device in software
     end = time.monotonic() + arguments.seconds

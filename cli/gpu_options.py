@@ -37,7 +37,7 @@ Split: TypeAlias = Annotated[
     typer.Option(
         "-sm",
         "--split-mode",
-        help="Split the model over several GPUs this way (default: layer). none: use --main-gpu.",
+        help="Split the model over several GPUs this way; none uses --main-gpu (default: layer).",
     ),
 ]
 TensorSplit: TypeAlias = Annotated[

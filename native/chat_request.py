@@ -29,10 +29,13 @@ class ChatRequest:
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        for name in ("chat_template", "reasoning_format", "reasoning_budget_message"):
+            if not isinstance(options.get(name), str | None):
+                raise MessagesError(f"{name}: expected text, found {options[name]!r:.80}")
         more = {name: options.pop(name) for name in _LAYER if name in options}
         self.template: str | None = options.pop("chat_template", None)
         self.thinking_tokens = _budget(options.pop("reasoning_budget_tokens", None))
-        self.end = str(options.pop("reasoning_budget_message", None) or "")
+        self.end = options.pop("reasoning_budget_message", None) or ""
         bound = _SIGNATURE.bind(None, *args, **options)
         bound.apply_defaults()
         given = dict(bound.arguments)

@@ -17,28 +17,10 @@ import pytest
 
 from mtp_gguf.native import MessagesError, MTPLlama, NativeError
 from support.models import DEMO, Models
+from support.tools import OPEN_PATH, SET_FLAGS, TEMPLATE
 
 openai = pytest.importorskip("openai")
 
-TEMPLATE = Path(__file__).parents[1] / "server" / "templates" / "qwen_tools.jinja"
-PLACE = {
-    "type": "object",
-    "properties": {"kind": {"enum": ["file", "folder"]}, "hidden": {"type": "boolean"}},
-    "required": ["kind", "hidden"],
-    "additionalProperties": False,
-}
-
-
-def tool(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": fields, "required": [*fields]}
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-
-OPEN = tool("open_path", {"place": PLACE, "write": {"type": "boolean"}})
-FLAGS = tool(
-    "set_flags",
-    {"flags": {"type": "array", "items": {"enum": ["r", "w"]}, "minItems": 2, "maxItems": 3}},
-)
 NAMED = {"type": "function", "function": {"name": "set_flags"}}
 ASKED: list[Any] = [{"role": "user", "content": "Open the path."}]
 CALL = "<tool_call>"
@@ -61,7 +43,7 @@ def llm(model: Path, request: pytest.FixtureRequest) -> Iterator[MTPLlama]:
 
 def ask(llm: MTPLlama, *, lift: bool = True, **options: Any) -> Any:
     (token,) = llm.tokenize(CALL.encode(), add_bos=False, special=True)
-    given: dict[str, Any] = {"tools": [OPEN, FLAGS], "temperature": 0, "max_tokens": 256}
+    given: dict[str, Any] = {"tools": [OPEN_PATH, SET_FLAGS], "temperature": 0, "max_tokens": 256}
     given |= {"parallel_tool_calls": False} | ({"logit_bias": {token: 100}} if lift else {})
     return llm.create_chat_completion(ASKED, **{**given, **options})
 
@@ -142,6 +124,8 @@ def test_a_call_that_is_cut_off(llm: MTPLlama) -> None:
     [
         ({"grammar": "x"}, "tools: expected no grammar beside it, found one"),
         ({"tool_choice": "any"}, 'tool_choice: expected "none", "auto", "required" or one'),
+        ({"chat_template": 5}, "chat_template: expected text, found 5"),
+        ({"reasoning_format": 5}, "reasoning_format: expected text, found 5"),
         ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens: expected a number of tokens"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs: expected an object, found 5"),
         (
@@ -161,7 +145,7 @@ def test_mistakes(llm: MTPLlama, options: dict[str, Any], sentence: str) -> None
 def test_templates_without_calls(llm: MTPLlama, choice: Any, answer: Any) -> None:
     """The answer is the arguments of the only function that may be called."""
     plain = "{{ messages[0].content }}"
-    found = answer(llm, tools=[FLAGS], tool_choice=choice, chat_template=plain, lift=False)
+    found = answer(llm, tools=[SET_FLAGS], tool_choice=choice, chat_template=plain, lift=False)
     assert found.finish_reason == "tool_calls"
     ((name, values),) = calls_of(found)
     assert name == "set_flags"
@@ -169,7 +153,7 @@ def test_templates_without_calls(llm: MTPLlama, choice: Any, answer: Any) -> Non
 
 
 def test_tokens_are_counted_without_generating(llm: MTPLlama) -> None:
-    for options in ({}, {"tools": [OPEN]}, {"tools": [OPEN, FLAGS]}):
+    for options in ({}, {"tools": [OPEN_PATH]}, {"tools": [OPEN_PATH, SET_FLAGS]}):
         used = llm.create_chat_completion(ASKED, max_tokens=1, **options)["usage"]
         before = llm.n_tokens
         assert llm.count_chat_tokens(ASKED, **options) == used["prompt_tokens"]

@@ -19,34 +19,15 @@ import pytest
 
 from support.models import Files
 from support.real_server import DEPTH, running
+from support.tools import OPEN_PATH, SET_FLAGS, TEMPLATE
 
 openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.server
 
-TEMPLATE = Path(__file__).with_name("templates") / "qwen_tools.jinja"
 CALL_TOKEN = "<tool_call>"
 NOT_DRAFTING: list[object] = ["--no-draft"]
 DRAFTING: list[object] = ["--spec-draft-n-max", DEPTH]
-PLACE = {
-    "type": "object",
-    "properties": {"kind": {"enum": ["file", "folder"]}, "hidden": {"type": "boolean"}},
-    "required": ["kind", "hidden"],
-    "additionalProperties": False,
-}
-
-
-def tool(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A function whose arguments are all required."""
-    schema = {"type": "object", "properties": fields, "required": [*fields]}
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-
-OPEN_PATH = tool("open_path", {"place": PLACE, "write": {"type": "boolean"}})
-SET_FLAGS = tool(
-    "set_flags",
-    {"flags": {"type": "array", "items": {"enum": ["r", "w"]}, "minItems": 2, "maxItems": 3}},
-)
 
 
 def check_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> None:
