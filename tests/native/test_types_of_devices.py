@@ -14,6 +14,7 @@ from support.models import Models
 # What MTPLlama and Head say, and whether MTPLlama began to load the trunk.
 PROGRAM = """
 import sys
+from functools import wraps
 import numpy as np
 from mtp_gguf.native import Head, MTPLlama
 from mtp_gguf.native.errors import NativeError
@@ -38,9 +39,13 @@ def load():
 
 tell("check", lambda: check_head(path, trunk=None, device=device, fastmtp_size=size))
 tell("draft", draft)
-if device != "CPU":
+if device != "CPU" and size < 0:  # a trunk that is loaded would need a device that can
     whole = llama_cpp.Llama.__init__
-    llama_cpp.Llama.__init__ = lambda *a, **k: (print("loading the trunk"), whole(*a, **k))[1]
+    @wraps(whole)
+    def tells(*args, **options):
+        print("loading the trunk")
+        whole(*args, **options)
+    llama_cpp.Llama.__init__ = tells
     tell("load", load)
 """
 
