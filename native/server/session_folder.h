@@ -26,6 +26,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -96,12 +97,18 @@ public:
         return found;
     }
 
-    std::vector<uint8_t> read(int32_t i) const {
+    // Bytes in memory that nothing was written to before: setting those of a long session to zero takes as long as reading them.
+    struct Section {
+        std::unique_ptr<uint8_t[]> data;
+        size_t                     nbytes;
+    };
+
+    Section read(int32_t i) const {
         mtp_session_section section = {};
         check(mtp_session_file_get_section(file_, i, &section));
-        std::vector<uint8_t> data(section.nbytes);
-        check(mtp_session_file_read(file_, i, data.data(), data.size()));
-        return data;
+        Section found = { std::unique_ptr<uint8_t[]>(new uint8_t[section.nbytes]), (size_t) section.nbytes };
+        check(mtp_session_file_read(file_, i, found.data.get(), found.nbytes));
+        return found;
     }
 
 private:
@@ -492,9 +499,9 @@ private:
 
     // Of any model: they may be none of this one's.
     server_tokens unchecked_tokens(const SessionReader & file) const {
-        const auto data = file.read(0);
-        llama_tokens packed(data.size() / sizeof(llama_token));
-        memcpy(packed.data(), data.data(), packed.size() * sizeof(llama_token));
+        const auto   section = file.read(0);
+        llama_tokens packed(section.nbytes / sizeof(llama_token));
+        memcpy(packed.data(), section.data.get(), packed.size() * sizeof(llama_token));
         server_tokens tokens = server_tokens::deserialize(packed, has_media_);
         tokens.owner = file.info().owner;
         return tokens;
@@ -516,7 +523,8 @@ private:
         const SessionReader file(folder_ / name);
         server_prompt_cache_state state;
         state.prompt.tokens = read_tokens(file);
-        unpack_slot(file.read(1), state);
+        const auto section = file.read(1);
+        unpack_slot(section.data.get(), section.nbytes, state);
         return state;
     }
 

@@ -42,9 +42,8 @@ void pack_slot(const server_prompt_cache_state & state, Sink && sink) {
 }
 
 // The other way, into a state that has its tokens. Throws if the bytes are not those of such a conversation.
-inline void unpack_slot(const std::vector<uint8_t> & slot, server_prompt_cache_state & to) {
-    const uint8_t *       p   = slot.data();
-    const uint8_t * const end = p + slot.size();
+inline void unpack_slot(const uint8_t * p, size_t nbytes, server_prompt_cache_state & to) {
+    const uint8_t * const end = p + nbytes;
     const auto take = [&](void * out, size_t size) {
         if ((size_t) (end - p) < size) {
             throw std::runtime_error("slot: expected more bytes, found its end");
@@ -198,7 +197,7 @@ void restore_from_slot_file(const std::string & path, size_t offset, Slot & slot
         if (!slot_bytes.empty() && saved_by == owner) {
             server_prompt_cache_state state;
             state.prompt.tokens = slot.prompt.tokens.clone();
-            unpack_slot(slot_bytes, state);
+            unpack_slot(slot_bytes.data(), slot_bytes.size(), state);
             const auto & drft = state.data.drft;
             if (drft.empty() ? slot.ctx_dft != nullptr
                              : !slot.ctx_dft || llama_state_seq_set_data_ext(slot.ctx_dft, drft.data(), drft.size(), slot.id, 0) != drft.size()) {

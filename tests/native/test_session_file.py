@@ -401,6 +401,15 @@ def test_a_section_of_several_blocks(tmp_path: Path) -> None:
                     reader(path)
 
 
+def test_checksums_of_every_length(tmp_path: Path) -> None:
+    """libmtp's are those of zlib: a CPU may compute 64 bytes at once, then 16, 8 and single ones."""
+    path = tmp_path / "a.session"
+    data = np.random.default_rng(8).bytes(64 + 64 + 3 * 16 + 15)
+    for length in range(1, len(data) + 1):
+        write_session(path, np.arange(5, dtype=np.int32), data[:length], {}, {})
+        assert check_session(path).sections[1].checksum == zlib.crc32(data[:length])
+
+
 LARGE = [0, 1, 2, 63, 2**16, 2**31, 2**32 - 1]
 LARGER = [*LARGE, 2**32, 2**63, 2**64 - 1]
 
