@@ -13,7 +13,7 @@ from mtp_gguf.native.runtime import plugged_kernels
 from .model import N_BATCH, BenchModel, Setting
 
 # Tokens of a batch, one of each class of columns (native/kernels/src/lanes/lanes.h).
-BATCHES = (1, 3, 4, 6, 8, 15, 64)
+BATCHES = (1, 3, 4, 6, 8, 15, 31, 63, 128)
 _MOST_SECONDS = 60.0
 _QUIET_SECONDS = 5.0  # without a decision: what is left is too small to be measured
 

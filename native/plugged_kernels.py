@@ -20,7 +20,7 @@ _HOOKS = "ggml_cpu_set_graph_hooks"
 class KernelChoice:
     """What multiplies one kind of product.
 
-    type: of the weights, such as "q4_K". columns: the most of a class of numbers of columns; 16:
+    type: of the weights, such as "q4_K". columns: the most of a class of numbers of columns; 64:
     any more. rows: "long" if the columns leave no room for them in an L1 cache, else "short".
     threads: that compute together. kernel: an instruction set, with "+hint", "+two_streams" or
     "+panels"; None while it is being measured. gigabytes: of weights, a second and thread.

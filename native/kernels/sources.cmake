@@ -2,7 +2,7 @@
 set(MTP_KERNELS_SOURCES)
 foreach(source
         attention choices columns delta_net experts fewer_threads fusions ggml_api grids huge_pages limits plug products proof rows states team
-        lanes/lanes lanes/lanes-avx2 lanes/lanes-avx-vnni lanes/lanes-avx512 lanes/lanes-avx512-vnni
+        lanes/lanes lanes/lanes-avx2 lanes/lanes-avx-vnni lanes/lanes-avx512 lanes/lanes-avx512-vnni lanes/lanes-amx
         lanes/lanes-neon-dotprod lanes/lanes-neon-i8mm)
     list(APPEND MTP_KERNELS_SOURCES ${CMAKE_CURRENT_LIST_DIR}/src/${source}.cpp)
 endforeach()

@@ -482,6 +482,8 @@ def test_quants_have_the_same_bits_on_every_path() -> None:
             words_of = {CHOICE: f"fixed,{path},{how}"}
             again = llama_libraries.answer(STOCK, BITS, *words, **words_of)
             assert again == [instructions, [], bits], how
+    for how in ("no_amx", "amx"):  # which makes no difference where the CPU has no tiles
+        assert llama_libraries.answer(STOCK, BITS, *words, **{CHOICE: f"fixed,{how}"}) == best, how
 
 
 def test_long_rows_are_copied_by_all_threads() -> None:

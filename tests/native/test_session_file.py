@@ -402,7 +402,7 @@ def test_a_section_of_several_blocks(tmp_path: Path) -> None:
 
 
 def test_checksums_of_every_length(tmp_path: Path) -> None:
-    """libmtp's are those of zlib: a CPU may compute 64 bytes at once, then 16, 8 and single ones."""
+    """They are those of zlib, whether 64 bytes are computed at once, or 16, 8 or one."""
     path = tmp_path / "a.session"
     data = np.random.default_rng(8).bytes(64 + 64 + 3 * 16 + 15)
     for length in range(1, len(data) + 1):

@@ -8,7 +8,7 @@
  * ggml; "avx512", "avx_vnni", "avx2" or "dotprod" restricts the instruction set; "all" also takes what is not expected to be
  * faster (ARM). How products read weights is measured while the model runs, and kept in the user's cache folder: "anew"
  * does not read what was kept; "fixed" measures nothing; "hint" or "no_hint", "two_streams" or "one_stream", "panels" or
- * "rows" leave out the others, wherever there is a choice.
+ * "rows", "amx" or "no_amx" leave out the others, wherever there is a choice.
  */
 
 #ifndef MTP_KERNELS_H

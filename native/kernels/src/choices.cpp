@@ -106,7 +106,7 @@ std::string words;  // of MTP_GGUF_KERNELS
 bool is_fixed = true;
 std::string path;  // of the table; "": there is none
 std::atomic<cell *> cells[n_types][n_column_classes][2][2][n_thread_slots];
-std::atomic<uint32_t> excluded[n_types];  // ids of candidates
+std::atomic<uint64_t> excluded[n_types];  // ids of candidates
 std::mutex writing;
 
 std::atomic<const candidate *> forced{nullptr};
@@ -356,7 +356,7 @@ int candidates_for(const ggml_tensor * op, int64_t columns, candidate (&to)[most
 
 void exclude(ggml_type type, const candidate & of) {
     if (type < n_types) {
-        excluded[type] |= 1u << of.id;
+        excluded[type] |= uint64_t(1) << of.id;
     }
 }
 

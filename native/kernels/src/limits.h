@@ -10,7 +10,7 @@ namespace mtp {
 // as many threads. The best of what fits into `seconds`, because other programs only make it slower.
 double read_limit(const void * data, size_t size, int n_threads, double seconds);
 
-// Products of two bytes a second, added up in vectors, by the widest instruction of these kernels.
+// Products of two bytes a second, added up by the widest instruction of these kernels: by tiles, where the CPU has them.
 double product_limit(const kernel_set & kernels, int n_threads, double seconds);
 
 }  // namespace mtp

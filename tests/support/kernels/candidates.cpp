@@ -18,8 +18,11 @@ static product_kernel product(ggml_type) { return nothing; }
 
 product_kernel avx512_vnni_product(ggml_type) { return nothing; }
 product_kernel avx_vnni_product(ggml_type) { return nothing; }
+product_kernel amx_product(ggml_type) { return nothing; }
+bool has_amx() { return true; }
 double avx512_vnni_multiply(int64_t) { return 0; }
 double avx_vnni_multiply(int64_t) { return 0; }
+double amx_multiply(int64_t) { return 1; }
 
 extern const kernel_set avx512_kernels = { "AVX512", product, nullptr, nullptr, nullptr, nullptr, nullptr,
                                            nullptr,  nullptr, nullptr, nullptr, nullptr, nullptr, nullptr };

@@ -14,6 +14,8 @@ namespace mtp {
 
 namespace {
 
+constexpr int most_sets = 4;  // of vectors' instructions
+
 #if defined(__x86_64__) && defined(__GNUC__)
 
 bool has_avx2() {
@@ -89,7 +91,7 @@ int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set &
     struct {
         const char * name;
         product_kernel product;
-    } sets[4] = { { kernels.name, kernels.product(type) } };
+    } sets[most_sets] = { { kernels.name, kernels.product(type) } };
     int n_sets = 1, n = 0;
     bool once = false, two = false, panels = false;
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -126,6 +128,11 @@ int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set &
             }
         }
     }
+    // A tile has 16 columns: of fewer, most of its work is in vain.
+    if (block == QK_K && class_columns[columns] >= 16 && kernels.multiply == amx_multiply) {
+        n = says(restriction, "amx") ? 0 : n;
+        to[n++] = { "AMX", amx_product(type), {}, 8 * most_sets };
+    }
     if (n == 0) {  // the words contradict each other
         to[n++] = { sets[0].name, sets[0].product, {}, 0 };
     }
@@ -138,7 +145,9 @@ const kernel_set * choose_kernels(const char * restriction) {
     const bool avx2 = says(restriction, "avx2"), avx_vnni = says(restriction, "avx_vnni");
     if (has_avx512() && !avx2 && !avx_vnni) {
         return __builtin_cpu_supports("avx512vnni") && !says(restriction, "avx512")
-                   ? with_products<avx512_vnni_product>("AVX512_VNNI", avx512_kernels, avx512_vnni_multiply)
+                   ? with_products<avx512_vnni_product>(
+                         "AVX512_VNNI", avx512_kernels,
+                         !says(restriction, "no_amx") && has_amx() ? amx_multiply : avx512_vnni_multiply)
                    : &avx512_kernels;
     }
 #if defined(LANES_AVX_VNNI)

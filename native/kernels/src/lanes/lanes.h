@@ -83,14 +83,20 @@ struct candidate {
     const char * set;  // of instructions
     product_kernel product;
     reading how;
-    int id;  // below 32, the same for every type and number of columns
+    int id;  // below 64, the same for every type and number of columns
 };
-constexpr int most_candidates = 32;
+constexpr int most_candidates = 33;
 
-// Columns are put into classes, within which the same candidate is used: 1, 2 to 3, 4, 5 to 6, 7 to 8, 9 to 15, more.
-constexpr int n_column_classes = 7;
-constexpr int column_class(int64_t nc) { return nc >= 16 ? 6 : nc > 8 ? 5 : nc > 6 ? 4 : nc > 4 ? 3 : nc == 4 ? 2 : nc > 1 ? 1 : 0; }
-constexpr int class_columns[n_column_classes] = { 1, 3, 4, 6, 8, 15, 16 };  // the most; of the last class, the fewest
+// Columns are put into classes, within which the same candidate is used. The most columns of each; of the last class, the fewest
+constexpr int class_columns[] = { 1, 3, 4, 6, 8, 15, 31, 63, 64 };
+constexpr int n_column_classes = sizeof(class_columns) / sizeof(*class_columns);
+constexpr int column_class(int64_t nc) {
+    int i = 0;
+    while (i < n_column_classes - 1 && nc > class_columns[i]) {
+        i++;
+    }
+    return i;
+}
 
 // The candidates for a class of columns, the first of which is used where nothing was measured. block: elements of a block of
 // the type. The words of `restriction`, such as "avx2,hint,one_stream", leave out the others; how many there are.
@@ -105,6 +111,11 @@ product_kernel avx512_vnni_product(ggml_type type);
 product_kernel avx_vnni_product(ggml_type type);
 double avx512_vnni_multiply(int64_t n);
 double avx_vnni_multiply(int64_t n);
+
+// Products of blocks of 256 with any number of columns, by tiles of 16; and whether this process may use them.
+product_kernel amx_product(ggml_type type);
+double amx_multiply(int64_t n);
+bool has_amx();
 
 // Compilers that know AVX-VNNI, and those that offer intrinsics of NEON to a function of their target, whatever the target of
 // the file
