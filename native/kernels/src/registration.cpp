@@ -1,5 +1,5 @@
-// Registers the kernels in ggml-cpu. Before its own code, ggml-cpu asks each entry of a list (AMX, KleidiAI and the
-// repacking of weights are such entries) whether it computes an operation, on each thread. Ours holds no weights.
+// Registers the kernels in ggml-cpu, in its list of extra buffer types (AMX, KleidiAI and repacked weights are others). On each
+// thread, ggml-cpu asks every entry of the list whether it computes an operation before it does so itself. Ours holds no weights.
 
 #include "mtp_kernels.h"
 
@@ -11,7 +11,7 @@
 #include "grids.h"
 #include "limits.h"
 #include "operation.h"
-#include "proof.h"
+#include "self_test.h"
 #include "states.h"
 
 #include <algorithm>
@@ -45,14 +45,14 @@ bool is_empty(const ggml_tensor * op) {
     return without(op) || std::any_of(op->src, op->src + GGML_MAX_SRC, without);
 }
 
-// One operation, as ggml-cpu sees it. Nothing that ggml calls throws: its frames are C's.
+// One operation, as ggml-cpu calls it. Nothing here throws, because the callers are C.
 class computed_here : public tensor_traits {
 public:
     const operation * of = nullptr;
     std::atomic<long> computed{0};
 
-    // Called while a graph is planned, by one thread: the time to find out whether the results are the same. No size is
-    // asked for, so that ggml's own code has its memory wherever it has to compute the operation after all.
+    // Called by one thread while a graph is planned, which is when kinds are tested. Returns false, so that ggml reserves the
+    // memory of its own code, which may have to compute the operation after all.
     bool work_size(int n_threads, const ggml_tensor * op, size_t &) noexcept override {
         if (!is_empty(op) && of->fits(*kernels, op)) {
             prove(*of, op, n_threads);

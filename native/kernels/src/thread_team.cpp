@@ -1,4 +1,4 @@
-#include "team.h"
+#include "thread_team.h"
 
 #include "ggml_api.h"
 
@@ -12,16 +12,16 @@ namespace mtp {
 
 namespace {
 
-// Pools that compute at the same time: one more has to wait.
+// The number of pools that can compute at the same time; a further one waits.
 constexpr int max_teams = 64;
-team teams[max_teams];  // zero pages of the system, which take memory only where threads use them
+team teams[max_teams];  // in .bss, so only the seats that threads use take memory
 
 std::mutex seating;
 
 }  // namespace
 
-// A thread takes its seat before it looks whether the team is still its pool's; whoever gives the team to another pool takes
-// it from this one before he looks for members. So one of them sees the other.
+// A thread takes its seat first and then checks that the team still belongs to its pool. A thread that gives the team to another
+// pool first takes it from the former one and then checks for members. So at least one of the two sees the other.
 team & membership::join(const ggml_threadpool * pool, int ith) {
     static thread_local team * last = nullptr;
     const auto sit_down = [pool, ith](team & at) {
@@ -35,7 +35,7 @@ team & membership::join(const ggml_threadpool * pool, int ith) {
     if (last && sit_down(*last)) {
         return *last;
     }
-    // Others of the pool may look for its team at the same time, and none of them may get another one.
+    // Several threads of a pool may look for its team at the same time and must all get the same one.
     for (;; sched_yield()) {
         const std::lock_guard<std::mutex> lock(seating);
         for (team & at : teams) {
@@ -54,7 +54,7 @@ team & membership::join(const ggml_threadpool * pool, int ith) {
             at.pool.store(pool);
             return *(last = &at);
         }
-        // Without the lock, the other threads of these teams take their seats, and get done.
+        // All teams are in use. Release the lock, so that their other threads can take their seats and finish.
     }
 }
 
@@ -73,7 +73,7 @@ void team::wait(const ggml_compute_params * params) {
         passed.fetch_add(1, std::memory_order_release);
         return;
     }
-    // Hypervisors and busy machines take a CPU away from threads that spin for long.
+    // Yield after a while: hypervisors and busy machines take the CPU from threads that spin for long.
     for (int spins = 0; passed.load(std::memory_order_acquire) == before; spins++) {
         if (spins > 4096) {
             sched_yield();

@@ -1,4 +1,4 @@
-#include "proof.h"
+#include "self_test.h"
 
 #include "ggml_api.h"
 #include "grids.h"

@@ -1,6 +1,6 @@
-// The threads that compute one graph together. ggml keeps them in a ggml_threadpool, whose insides are its own; what our
-// operations need beside it (counters of pieces of work, a place to publish memory) is kept here, by its address. ggml makes
-// a pool for each graph where a program has none of its own, so addresses come and go.
+// What the threads that compute one graph share: counters of pieces of work, and a place to publish memory. ggml keeps these
+// threads in an opaque ggml_threadpool, so a team belongs to the address of a pool. A program without a pool of its own gets a
+// new one for each graph, so addresses come and go.
 
 #pragma once
 
@@ -15,7 +15,8 @@ constexpr int max_threads = 512;  // GGML_MAX_N_THREADS
 
 class team {
 public:
-    // Pieces of work in a share for each thread: reset() by the thread before a barrier; after it, anyone takes pieces.
+    // Counters of the pieces of work, a share for each thread. A thread resets its own before a barrier; after it, every thread
+    // may take pieces of any share.
     void reset(int ith) { seats[ith].next.store(0, std::memory_order_relaxed); }
     int take(int ith) { return seats[ith].next.fetch_add(1, std::memory_order_relaxed); }
 
@@ -23,7 +24,7 @@ public:
     void publish(int ith, void * memory) { seats[ith].memory = memory; }
     void * published(int ith) const { return seats[ith].memory; }
 
-    // Until all threads are here.
+    // Returns when all threads have called it.
     void wait(const ggml_compute_params * params);
 
 private:
@@ -31,7 +32,7 @@ private:
 
     struct alignas(64) seat {
         std::atomic<int> next;
-        std::atomic<int> taken;  // by one thread; another one may look in
+        std::atomic<int> taken;  // by its thread; a thread that looks for a free team may hold it, too, for a moment
         void * memory;
     };
     std::atomic<const ggml_threadpool *> pool;
@@ -73,7 +74,7 @@ struct task {
     int64_t last(int64_t n) const { return n * (params->ith + 1) / params->nth; }
 };
 
-// The piece of n at which a thread's share begins.
+// The first piece, of n, of a thread's share.
 inline int64_t share_begin(int64_t n, int ith, int nth) { return n * ith / nth; }
 
 // compute(i) for each of n pieces of work: a thread takes those of its own share, in order, and then what is left of the others'.
@@ -98,8 +99,8 @@ inline int64_t rows_of_piece(int64_t rows, int nth) {
     return std::clamp<int64_t>(GGML_PAD(share / 16, 32), std::min<int64_t>(share, 64), 512);
 }
 
-// Memory of the calling thread, aligned to 64 bytes; its content lasts until the next call. Ends the process where there
-// is none, as ggml does: the other threads would wait for this one for ever.
+// Memory of the calling thread, aligned to 64 bytes; valid until its next call. Aborts if there is none, as ggml does, because
+// the other threads would wait for this one forever.
 void * scratch(size_t size);
 
 }  // namespace mtp
