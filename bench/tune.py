@@ -23,8 +23,8 @@ from mtp_gguf.gguf_tools.profile import (
     identify,
     impossible_speed,
 )
-from mtp_gguf.native.exact import kernels
-from mtp_gguf.native.replay import looks_up_by_default
+from mtp_gguf.native.libraries.exact import kernels
+from mtp_gguf.native.libraries.replay import looks_up_by_default
 from mtp_gguf.native.session import Rollback
 
 from .costs import cycle_costs

@@ -27,7 +27,7 @@ from .progress import reports_errors
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.explain import Explanation
-    from mtp_gguf.native.kernel_share import KernelShare
+    from mtp_gguf.native.libraries.kernel_share import KernelShare
 
 _FAULTY = 1
 _CONTEXT = 8192  # tokens that the memory is estimated for
@@ -197,7 +197,7 @@ def _kernel_share(model: Model) -> "KernelShare | None":
     from mtp_gguf.native.errors import NativeError  # noqa: PLC0415
 
     try:
-        from mtp_gguf.native.kernel_share import kernel_share  # noqa: PLC0415  (loads llama.cpp)
+        from mtp_gguf.native.libraries.kernel_share import kernel_share  # noqa: PLC0415  (loads llama.cpp)
     except NativeError:
         return None
     return kernel_share(model.tensors.values())
@@ -205,7 +205,7 @@ def _kernel_share(model: Model) -> "KernelShare | None":
 
 def _reports_session(path: Path, *, as_json: bool) -> bool:
     """Report on a session file; False if it is none."""
-    from mtp_gguf.native.session_file import is_session  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native.sessions.session_file import is_session  # noqa: PLC0415  (NumPy)
 
     if not is_session(path):
         return False
@@ -265,7 +265,7 @@ def _tried(
 
     measured: also measure the acceptance rate.
     """
-    from mtp_gguf.native.trial import try_model  # noqa: PLC0415
+    from mtp_gguf.native.checks.trial import try_model  # noqa: PLC0415
 
     failure = try_model(model, head)
     if failure is None and head is None and measured:

@@ -28,7 +28,7 @@ from .errors import (
     ModelRefusedError,
     NativeError,
 )
-from .layouts import UNDERSTOOD
+from .libraries.layouts import UNDERSTOOD
 
 API_VERSION = 10
 MAX_DEPTH = 16

@@ -26,8 +26,8 @@ from mtp_gguf.gguf_tools.profile import (
     read_profiles,
 )
 from mtp_gguf.native.errors import ModelRefusedError
-from mtp_gguf.native.kernel_share import KernelShare
-from mtp_gguf.native.replay import replays
+from mtp_gguf.native.libraries.kernel_share import KernelShare
+from mtp_gguf.native.libraries.replay import replays
 from support.commands import invoke
 from support.models import Models
 

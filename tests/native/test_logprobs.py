@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
-from mtp_gguf.native import MTPLlama, NativeError, llama
-from mtp_gguf.native.logprobs import TokenLogprobs
+from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native.llama import llama
+from mtp_gguf.native.llama.logprobs import TokenLogprobs
 from mtp_gguf.native.runtime import llama_cpp
 from support.gguf_files import Rewrite
 from support.models import DEMO, Models

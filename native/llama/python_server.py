@@ -4,7 +4,7 @@ import re
 import sys
 from typing import Any
 
-from .runtime import llama_cpp
+from ..runtime import llama_cpp
 
 # How messages about the arguments of a request begin.
 _ARGUMENTS = (

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint import Checkpoint
-from .errors import ModelRefusedError, NativeError
-from .session import Session
+from ..checkpoint import Checkpoint
+from ..errors import ModelRefusedError, NativeError
+from ..session import Session
 
 
 class PromptCheckpoints:

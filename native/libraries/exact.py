@@ -30,9 +30,9 @@ from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.machine.system import PATCHED, PLUGGED_IN, STOCK
 from mtp_gguf.gguf_tools.model import shard_paths
 
-from .errors import NativeError
+from ..errors import NativeError
+from ..runtime import plugged_kernels
 from .kernel_share import weight_matrices
-from .runtime import plugged_kernels
 
 SGEMM_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL"})
 SPLIT_CACHE_TYPES = frozenset({"F32", "F16"})

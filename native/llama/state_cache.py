@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from .runtime import llama_cpp
-from .session_folder import shared_length
+from ..runtime import llama_cpp
+from ..sessions.session_folder import shared_length
 from .session_identity import identity_of
 from .session_store import continues_from_end_only
 

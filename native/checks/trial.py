@@ -1,6 +1,6 @@
 """Reads all weights of a model, and loads and runs it once, in a subprocess.
 
-    python -m mtp_gguf.native.trial MODEL [HEAD]
+    python -m mtp_gguf.native.checks.trial MODEL [HEAD]
 
 Checks of the header cannot find everything that llama.cpp crashes on; here only the subprocess
 crashes.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 
-from .errors import NativeError
+from ..errors import NativeError
 from .subprocesses import run_module
 
 _CONTEXT = 64
@@ -32,7 +32,7 @@ def try_model(model: Path, head: Path | None = None) -> str | None:
     head: another file to take the head from. This takes about twice as long as loading the model.
     """
     words = [str(path.absolute()) for path in (model, head) if path is not None]
-    done = run_module("mtp_gguf.native.trial", *words)
+    done = run_module("mtp_gguf.native.checks.trial", *words)
     if done.returncode == 0:
         return None
     if done.returncode == _REFUSED:
@@ -68,8 +68,8 @@ def _check_layers(model: str) -> None:
 
 def main() -> int:
     """Check, load and draft; the exit code tells the parent process what happened."""
+    from ..llama.llama import MTPLlama  # noqa: PLC0415
     from .finite import check_weights  # noqa: PLC0415  (loads llama.cpp)
-    from .llama import MTPLlama  # noqa: PLC0415
 
     model, head = sys.argv[1], next(iter(sys.argv[2:]), None)
     try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import LibraryMismatchError
+from ..errors import LibraryMismatchError
 
 UNDERSTOOD = "use llama-cpp-python 0.3.35 or 0.3.36, or libraries of llama.cpp b11312 to b11549"
 

@@ -12,10 +12,10 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.tensor_types import BY_ID
 from mtp_gguf.gguf_tools.profile import identify
 
-from ._bindings import library
-from .exact import kernels
-from .libraries import device_name, loaded_versions
-from .runtime import llama_cpp, plugged_kernels
+from .._bindings import library
+from ..libraries.exact import kernels
+from ..libraries.loaded import device_name, loaded_versions
+from ..runtime import llama_cpp, plugged_kernels
 
 if TYPE_CHECKING:
     from .llama import MTPLlama

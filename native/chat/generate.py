@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
 
-from .model_file import TEMPLATE_ERRORS, check_trunk, template_fault
+from ..checks.model_file import TEMPLATE_ERRORS, check_trunk, template_fault
 
 Tokens = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ def generate(
 
     RequestError if llama.cpp cannot load the model or a prompt does not fit into the context.
     """
-    from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
+    from ..runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
     check_trunk(path)
     try:
@@ -108,8 +108,8 @@ def chat_renderer(template: str | None) -> Renderer | None:
     """
     if not template:
         return None
+    from ..errors import ModelRefusedError  # noqa: PLC0415
     from .chat_layer import ChatTemplate  # noqa: PLC0415  (loads the libraries)
-    from .errors import ModelRefusedError  # noqa: PLC0415
 
     try:
         layer = ChatTemplate(template)

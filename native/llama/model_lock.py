@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ._owner import refuse_fork
-from .errors import NativeError
+from .._owner import refuse_fork
+from ..errors import NativeError
 
 # Seconds between two checks whether the thread that holds the model is still alive.
 _POLL = 0.5

@@ -9,7 +9,7 @@ from mtp_gguf.gguf_tools.files.format import ValueType, open_gguf
 from mtp_gguf.gguf_tools.files.loadable import load_faults
 from mtp_gguf.gguf_tools.model import open_model
 
-from .errors import ModelRefusedError
+from ..errors import ModelRefusedError
 
 # The errors of compiling a chat template: Jinja's own, and Python's about the code Jinja generates.
 TEMPLATE_ERRORS = (jinja2.TemplateError, SyntaxError, RecursionError)

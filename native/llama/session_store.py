@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
-from .checkpoint import CheckpointKind
-from .runtime import llama_cpp
-from .session_file import SessionHeader
-from .session_folder import SessionFolder
+from ..checkpoint import CheckpointKind
+from ..runtime import llama_cpp
+from ..sessions.session_file import SessionHeader
+from ..sessions.session_folder import SessionFolder
 from .session_identity import check_identity, identity_of
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
 from mtp_gguf.gguf_tools.files.output import OutputFile, check_output
 
-from ._bindings import SessionField, SessionFileInfo, SessionSection, check, library
-from .errors import ModelRefusedError, NativeError
+from .._bindings import SessionField, SessionFileInfo, SessionSection, check, library
+from ..errors import ModelRefusedError, NativeError
 
 MAGIC = b"mtpsess\0"
 TOKENS, CHECKPOINT, EARLIER = "tokens", "checkpoint", "earlier"

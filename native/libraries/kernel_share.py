@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mtp_gguf.gguf_tools.files.format import TensorInfo
 
-from .runtime import plugged_kernels
+from ..runtime import plugged_kernels
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ._bindings import library
+from .._bindings import library
+from ..errors import NativeError
 from .devices import buffer_type, devices
-from .errors import NativeError
-from .libraries import has_gpu
+from .loaded import has_gpu
 
 _EXPERTS = r"^blk\.({})\.ffn_[a-z_]*_(ch)?exps\."
 _ALL_LAYERS = 512  # LLAMA_MAX_LAYERS

@@ -16,7 +16,7 @@ from reprlib import repr as short
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from .errors import NativeError
+from ..errors import NativeError
 from .schema_numbers import beyond, integers, numbers
 from .schema_pattern import UnsupportedPatternError, other_strings, string_content
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
+from ..errors import MessagesError, NativeError
+from ..runtime import llama_cpp
+from ..schemas.json_schema import response_schema
 from .chat_layer import UNLIMITED
-from .errors import MessagesError, NativeError
-from .json_schema import response_schema
-from .runtime import llama_cpp
 
 _SIGNATURE = signature(llama_cpp.Llama.create_chat_completion)
 # What the layer reads; the rest is about generating.

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from .errors import LibraryMismatchError, MessagesError, ModelRefusedError, NativeError
-from .model_file import TEMPLATE_ERRORS, template_fault
-from .runtime import library_file, llama_cpp, native_library
+from ..checks.model_file import TEMPLATE_ERRORS, template_fault
+from ..errors import LibraryMismatchError, MessagesError, ModelRefusedError, NativeError
+from ..runtime import library_file, llama_cpp, native_library
 
 API_VERSION = 1
 _TEMPLATE, _ANSWER = 2, 3  # MTP_CHAT_ERROR_TEMPLATE, MTP_CHAT_ERROR_ANSWER

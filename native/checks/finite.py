@@ -52,7 +52,7 @@ def first_not_finite(path: Path, tokens: list[int], threads: int) -> str | None:
 
     None, too, if llama.cpp cannot load the model.
     """
-    from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
+    from ..runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
 
     found: list[str] = []
 
@@ -90,7 +90,7 @@ def first_not_finite(path: Path, tokens: list[int], threads: int) -> str | None:
 @cache
 def _library() -> ctypes.CDLL:
     """Return the libggml-base that llama_cpp has loaded."""
-    from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
+    from ..runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
     return ctypes.CDLL(str(loaded_library("ggml-base")))
 

@@ -19,7 +19,7 @@ class Device:
 @cache
 def _library() -> ctypes.CDLL:
     """Return the libggml-base that llama_cpp has loaded."""
-    from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
+    from ..runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
     return ctypes.CDLL(str(loaded_library("ggml-base")))
 
@@ -27,7 +27,7 @@ def _library() -> ctypes.CDLL:
 @cache
 def _registry() -> ctypes.CDLL:
     """Return the libggml that llama_cpp has loaded, with declared functions."""
-    from .runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
+    from ..runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
     lib = ctypes.CDLL(str(loaded_library("ggml")))
     # size_t ggml_backend_dev_count(void);

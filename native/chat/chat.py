@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mtp_gguf.gguf_tools.errors import RequestError
 
+from ..errors import ContextFullError
+from ..llama.llama import MTPLlama
+from ..llama.sampling import Sampling
 from .chat_answer import ChatAnswer
 from .chat_layer import UNLIMITED, AnswerSampling, Rendered
-from .errors import ContextFullError
-from .llama import MTPLlama
 from .pictures import Pictures, has_pictures
-from .sampling import Sampling
 
 # OpenAI's: `role`, and `content` as a text or a list of parts.
 Message: TypeAlias = dict[str, Any]

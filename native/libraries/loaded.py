@@ -4,9 +4,9 @@ import ctypes
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from ._bindings import library
+from .._bindings import library
+from ..runtime import llama_cpp, runtime
 from .exact import kernels
-from .runtime import llama_cpp, runtime
 
 
 @dataclass(frozen=True)

@@ -37,23 +37,18 @@ from mtp_gguf.gguf_tools.profile import (
     find_profile,
 )
 
-from . import log
-from ._bindings import MAX_DEPTH, library
-from ._interrupts import DeferredInterrupts
-from .answer import Answer
-from .chat_answer import ChatAnswer
-from .chat_layer import AnswerSampling, ChatTemplate, Rendered, sample_answers
-from .chat_request import ChatRequest
-from .checkpoint import Checkpoint, CheckpointKind
-from .errors import ContextFullError, ModelRefusedError, NativeError
-from .exact import Batches, exact_batches, has_attention, kernels
-from .head import Head, check_head
-from .json_schema import schema_grammar
-from .logprobs import ROWS, TokenLogprobs
-from .lookup_files import open_lookup_files
-from .model_file import TEMPLATE_ERRORS, check_adapter, check_trunk, template_fault
-from .model_lock import ModelLock
-from .offload import (
+from .. import log
+from .._bindings import MAX_DEPTH, library
+from .._interrupts import DeferredInterrupts
+from ..chat.chat_answer import ChatAnswer
+from ..chat.chat_layer import AnswerSampling, ChatTemplate, Rendered, sample_answers
+from ..chat.chat_request import ChatRequest
+from ..checkpoint import Checkpoint, CheckpointKind
+from ..checks.model_file import TEMPLATE_ERRORS, check_adapter, check_trunk, template_fault
+from ..errors import ContextFullError, ModelRefusedError, NativeError
+from ..head import Head, check_head
+from ..libraries.exact import Batches, exact_batches, has_attention, kernels
+from ..libraries.offload import (
     check_device,
     check_gpu_layers,
     check_split,
@@ -61,15 +56,20 @@ from .offload import (
     last_gpu,
     missing_gpu,
 )
-from .offload import tensor_overrides as override_array
-from .prompt_checkpoints import PromptCheckpoints
-from .prompt_reuse import PromptReuse, explain
+from ..libraries.offload import tensor_overrides as override_array
+from ..libraries.replay import keeps_snapshots, looks_up_by_default, looks_up_without_head
+from ..lookup_files import open_lookup_files
+from ..runtime import llama_cpp, runtime
+from ..schemas.json_schema import schema_grammar
+from ..session import NO_STATS, MtpStats, Rollback, Session
+from ..sessions.prompt_checkpoints import PromptCheckpoints
+from ..sessions.prompt_reuse import PromptReuse, explain
+from ..sessions.session_file import SessionHeader, read_session, write_session
+from ..sessions.session_folder import SessionFolder, shared_length
+from .answer import Answer
+from .logprobs import ROWS, TokenLogprobs
+from .model_lock import ModelLock
 from .python_server import answer_mistakes_with_400, take_what_clients_send
-from .replay import keeps_snapshots, looks_up_by_default, looks_up_without_head
-from .runtime import llama_cpp, runtime
-from .session import NO_STATS, MtpStats, Rollback, Session
-from .session_file import SessionHeader, read_session, write_session
-from .session_folder import SessionFolder, shared_length
 from .session_identity import check_identity, identity_of
 from .session_store import DEFAULT_BYTES, SessionStore
 from .state_cache import StateCache

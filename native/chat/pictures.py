@@ -11,10 +11,10 @@ from typing import Any
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import identify
 
-from .errors import ContextFullError
+from ..errors import ContextFullError
+from ..llama.llama import MTPLlama
+from ..runtime import llama_cpp
 from .generate import Renderer
-from .llama import MTPLlama
-from .runtime import llama_cpp
 
 LARGEST_PICTURE = 64 << 20  # bytes of a file
 _DATA_URL = "data:image/*;base64,"

@@ -9,9 +9,9 @@ from mtp_gguf.gguf_tools.heads.nextn import REPLAYED
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import AUTO
 
-from .libraries import device_name
-from .runtime import llama_cpp
-from .session import Rollback
+from ..runtime import llama_cpp
+from ..session import Rollback
+from .loaded import device_name
 
 _OPERATION = "ggml_gated_delta_net_replay"
 _SWITCH = "LLAMA_RS_REPLAY"  # "0" turns replay off, "cpu" on other devices

@@ -22,12 +22,12 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.heads.acceptance import POSITIONS, Acceptance, Counts
 from mtp_gguf.gguf_tools.model import shard_paths
 
-from .generate import chat_writer
+from ..chat.generate import chat_writer
 from .subprocesses import run_module
 
 if TYPE_CHECKING:
-    from .llama import MTPLlama
-    from .session import Session
+    from ..llama.llama import MTPLlama
+    from ..session import Session
 
 _PROMPT = 12  # tokens of a passage before the first draft
 _CHAINS = 20  # of each passage, at consecutive tokens
@@ -97,7 +97,7 @@ def measure_in_subprocess(
     limit = _STARTING + memory_needed(path) / _SLOW_DISK + 2 * seconds
     try:
         words = (str(path.absolute()), json.dumps(options))
-        child = run_module("mtp_gguf.native.acceptance", *words, timeout=limit)
+        child = run_module("mtp_gguf.native.checks.acceptance", *words, timeout=limit)
     except subprocess.TimeoutExpired:
         raise RequestError(f"loading and drafting took longer than {limit:.0f} s") from None
     except OSError as error:
@@ -128,7 +128,7 @@ def measure_acceptance(
     drafts at its first `drafts` places are measured, greedily. Raises RequestError if nothing can
     be drafted, NativeError if llama.cpp or the head rejects the file.
     """
-    from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
+    from ..llama.llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
     depth = POSITIONS if text is None else 1
     with MTPLlama(

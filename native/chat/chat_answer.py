@@ -4,9 +4,9 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+from ..errors import NativeError
+from ..runtime import llama_cpp
 from .chat_layer import AnswerReader, Rendered
-from .errors import NativeError
-from .runtime import llama_cpp
 
 _chat_logprobs: Any = llama_cpp.llama_chat_format._convert_text_completion_logprobs_to_chat
 
