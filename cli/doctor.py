@@ -228,19 +228,19 @@ def _examined(
         return diagnosis
     measured = _measured(separate or model, source)
     guessed = {"norm-not-raised", "norm-raised-twice"}  # now known
-    kept = tuple(f for f in diagnosis.findings if f.code not in guessed)
+    remaining = tuple(f for f in diagnosis.findings if f.code not in guessed)
     if measured:
         return dataclasses.replace(
-            diagnosis, head=None, runs_with=(), memory=None, findings=(*measured, *kept)
+            diagnosis, head=None, runs_with=(), memory=None, findings=(*measured, *remaining)
         )
-    return dataclasses.replace(diagnosis, findings=kept)
+    return dataclasses.replace(diagnosis, findings=remaining)
 
 
 def _measured(model: Model, source: str) -> tuple[Finding, ...]:
     """Compare the head of a model with that of its original, a GGUF or a checkpoint."""
     from mtp_gguf.convert.checkpoints.checkpoint_side import CheckpointSide  # noqa: PLC0415
     from mtp_gguf.convert.checkpoints.doctor_checkpoint import measure_head  # noqa: PLC0415
-    from mtp_gguf.convert.families.blueprint import HeadChoice  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.families.target_model import HeadChoice  # noqa: PLC0415  (NumPy)
     from mtp_gguf.convert.heads.converted_head import fetched, open_source  # noqa: PLC0415
     from mtp_gguf.gguf_tools.compare import GgufSide  # noqa: PLC0415
     from mtp_gguf.quantize import ggml  # noqa: PLC0415

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.llama.llama import MTPLlama
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama
 
 OPTION = "--continue"
 _NAME = re.compile(r"\w[\w.-]{0,99}")

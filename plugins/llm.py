@@ -103,7 +103,7 @@ loaded = _Loaded()
 def _load(settings: Settings) -> "Chat":
     """Load a model; its warnings become notes on standard error."""
     from mtp_gguf.native.chat.chat import Chat  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.llama.llama import MTPLlama  # noqa: PLC0415
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: PLC0415
 
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")

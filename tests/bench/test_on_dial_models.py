@@ -16,7 +16,7 @@ from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.run import Watcher, run_bench
 from mtp_gguf.bench.search import Space
 from mtp_gguf.bench.tune import TuneOptions, tune
-from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.machine import system
 from mtp_gguf.gguf_tools.profile import (

@@ -141,7 +141,7 @@ def _vocabulary(path: Path, folder: Path) -> str:
 def _head_of_another(path: Path, trunk: Path) -> str:
     from contextlib import closing  # noqa: PLC0415
 
-    from mtp_gguf.native.llama.llama import MTPLlama  # noqa: PLC0415
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: PLC0415
 
     options: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "profile": False}
     with closing(MTPLlama(str(trunk), depth=2, mtp_head=str(path), **options)) as llm:

@@ -26,7 +26,7 @@ from mtp_gguf.gguf_tools.heads.acceptance import (
 )
 from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX, Metadata, header_keys, open_model
 from mtp_gguf.native.checks.acceptance import measure_acceptance
-from mtp_gguf.native.llama.llama import MTPLlama
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from mtp_gguf.server.model import open_model as open_served
 from support.commands import invoke, succeed
 from support.gguf_files import loads, value_of

@@ -22,7 +22,7 @@ _ADAPTER = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.")
 _ROOTS = ("model.", "mtp.", "lm_head.")
 
 
-class Claims:
+class SourceTensors:
     """Source tensors by canonical name; records which are used, and checks their shapes.
 
     vision_note: why the vision tower is not part of the model.
@@ -33,7 +33,7 @@ class Claims:
         self._weights = weights_of(checkpoint.tensors)
         self._actual: dict[str, str] = {}
         self._unused: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         for name in self._weights.by_name:
             canonical = canonical_name(name)
             if is_vision(name):
@@ -58,8 +58,8 @@ class Claims:
         """The canonical names that begin with `prefix`, sorted."""
         return sorted(name for name in self._actual if name.startswith(prefix))
 
-    def source(self, canonical: str, shape: Shape) -> str:
-        """Claim a source tensor and return its name in the files."""
+    def use(self, canonical: str, shape: Shape) -> str:
+        """Mark a source tensor as used and return its name in the files; checks its shape."""
         name = self._actual.get(canonical)
         if name is None:
             folder = self._checkpoint.head_folder if is_head(canonical) else self._checkpoint.folder
@@ -73,7 +73,7 @@ class Claims:
                 f"{weight.where}: {name}: expected shape {list(shape)} by the config, "
                 f"found {list(weight.shape)}"
             )
-        self._taken.add(canonical)
+        self._used.add(canonical)
         return name
 
     def devices(self, canonical: str) -> int:
@@ -82,7 +82,7 @@ class Claims:
         return weight.devices if isinstance(weight, ScaledWeight) else 1
 
     def rows(self, canonical: str, width: int) -> int:
-        """The number of rows of a matrix whose rows have this width; claims nothing."""
+        """The number of rows of a matrix whose rows have this width; does not use it."""
         name = self._actual.get(canonical, "")
         weight = self._weights.by_name.get(name)
         if weight is None or len(weight.shape) != 2 or weight.shape[1] != width:
@@ -94,8 +94,8 @@ class Claims:
         return weight.shape[0]
 
     def integers(self, canonical: str, count: int) -> tuple[int, ...]:
-        """Claim a source tensor of whole numbers that are not negative, and read it."""
-        name = self.source(canonical, (count,))
+        """Use a source tensor of whole numbers that are not negative, and read it."""
+        name = self.use(canonical, (count,))
         tensor = self._checkpoint.tensors[name]
         values = read_integers(tensor)
         if min(values) < 0:
@@ -124,11 +124,11 @@ class Claims:
         """Source tensors that are skipped on purpose, with the reason.
 
         unwanted: the reason by prefix, for the parts of the model that are not converted.
-        CheckpointError if any other tensor was not claimed.
+        CheckpointError if any other tensor was not used.
         """
         skipped = {**self._unused, **self._weights.unused}
         lost = []
-        for canonical in sorted(self._actual.keys() - self._taken):
+        for canonical in sorted(self._actual.keys() - self._used):
             prefix = next(filter(canonical.startswith, unwanted), None)
             if prefix is not None:
                 skipped[self._actual[canonical]] = unwanted[prefix]

@@ -22,7 +22,7 @@ class HeadChoice(Enum):
 
     ALONE includes embedding and output, so that a runtime can load the file. BLOCK is only the MTP
     block, to be added to a model that has its own embedding and output. VISION is the vision tower,
-    which goes into a file of its own (`plan_mmproj`) and has no blueprint.
+    which goes into a file of its own (`plan_mmproj`) and has no TargetModel.
     """
 
     WITH_TRUNK = "with the trunk"
@@ -33,7 +33,7 @@ class HeadChoice(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Blueprint:
+class TargetModel:
     """The contents of the GGUF, before tensor types are chosen.
 
     hparams: the architecture's metadata, without the tokenizer and general.*.
@@ -75,5 +75,5 @@ class Family(Protocol):
     def wants(self, name: str, head: HeadChoice, config: dict[str, Any]) -> bool:
         """Whether a conversion of this part of a model reads the source tensor `name`."""
 
-    def blueprint(self, checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+    def target_model(self, checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
         """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
