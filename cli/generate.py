@@ -54,7 +54,7 @@ from .session_option import SessionFile
 
 if TYPE_CHECKING:
     from mtp_gguf.native.chat.generate import Renderer
-    from mtp_gguf.native.llama.llama import MTPLlama
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama
     from mtp_gguf.native.session import MtpStats
 
 _DRAFTING = "Drafting"  # panel of the help
@@ -273,7 +273,7 @@ def generate(
         profile=not no_profile,
     )
     from mtp_gguf.native.libraries.loaded import loaded_libraries  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.llama.llama import read_grammar  # noqa: PLC0415
+    from mtp_gguf.native.llama.generation import read_grammar  # noqa: PLC0415
     from mtp_gguf.native.llama.sampling import Sampling  # noqa: PLC0415
 
     colored = not (as_json or plain) and token_colors.wanted(sys.stdout)

@@ -8,7 +8,7 @@ _PUBLIC = {
     "CheckpointKind": "checkpoint",
     "Draft": "head",
     "Head": "head",
-    "MTPLlama": "llama.llama",
+    "MTPLlama": "llama.mtp_llama",
     "MtpStats": "session",
     "PromptReuse": "sessions.prompt_reuse",
     "Rollback": "session",

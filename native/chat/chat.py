@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mtp_gguf.gguf_tools.errors import RequestError
 
 from ..errors import ContextFullError
-from ..llama.llama import MTPLlama
+from ..llama.mtp_llama import MTPLlama
 from ..llama.sampling import Sampling
 from .chat_answer import ChatAnswer
 from .chat_layer import UNLIMITED, AnswerSampling, Rendered

@@ -12,7 +12,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import identify
 
 from ..errors import ContextFullError
-from ..llama.llama import MTPLlama
+from ..llama.mtp_llama import MTPLlama
 from ..runtime import llama_cpp
 from .generate import Renderer
 

@@ -26,7 +26,7 @@ from ..chat.generate import chat_writer
 from .subprocesses import run_module
 
 if TYPE_CHECKING:
-    from ..llama.llama import MTPLlama
+    from ..llama.mtp_llama import MTPLlama
     from ..session import Session
 
 _PROMPT = 12  # tokens of a passage before the first draft
@@ -128,7 +128,7 @@ def measure_acceptance(
     drafts at its first `drafts` places are measured, greedily. Raises RequestError if nothing can
     be drafted, NativeError if llama.cpp or the head rejects the file.
     """
-    from ..llama.llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
+    from ..llama.mtp_llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
     depth = POSITIONS if text is None else 1
     with MTPLlama(

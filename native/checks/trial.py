@@ -68,7 +68,7 @@ def _check_layers(model: str) -> None:
 
 def main() -> int:
     """Check, load and draft; the exit code tells the parent process what happened."""
-    from ..llama.llama import MTPLlama  # noqa: PLC0415
+    from ..llama.mtp_llama import MTPLlama  # noqa: PLC0415
     from .finite import check_weights  # noqa: PLC0415  (loads llama.cpp)
 
     model, head = sys.argv[1], next(iter(sys.argv[2:]), None)

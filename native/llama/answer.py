@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .loaded import LoadedModel
 from .logprobs import Entry, TokenLogprobs, completion_logprobs
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from .llama import MTPLlama
 
 
 class Answer:
@@ -22,7 +19,7 @@ class Answer:
 
     def __init__(
         self,
-        llm: MTPLlama,
+        llm: LoadedModel,
         prompt: str | list[int],
         record: TokenLogprobs | None,
         *,

@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.tensor_types import BY_ID
@@ -16,9 +16,7 @@ from .._bindings import library
 from ..libraries.exact import kernels
 from ..libraries.loaded import device_name, loaded_versions
 from ..runtime import llama_cpp, plugged_kernels
-
-if TYPE_CHECKING:
-    from .llama import MTPLlama
+from .loaded import LoadedModel
 
 # In these words of `session_fields`, and in no others, a field is compared.
 KEPT, PLACED = "kept", "placed"
@@ -35,7 +33,7 @@ def session_fields() -> dict[tuple[str, str], str]:
     return {(parameters, name): why for parameters, name, why in found}
 
 
-def identity_of(llm: MTPLlama) -> dict[str, str]:
+def identity_of(llm: LoadedModel) -> dict[str, str]:
     """Return what a session of this model is saved with, in printable ASCII.
 
     The model's files are identified by their size and samples of their bytes, not by their names.
@@ -65,7 +63,7 @@ def identity_of(llm: MTPLlama) -> dict[str, str]:
     return {_printable(name, 255): _printable(value, 4095) for name, value in found.items()}
 
 
-def _compared(llm: MTPLlama, parameters: str, values: ctypes.Structure) -> dict[str, object]:
+def _compared(llm: LoadedModel, parameters: str, values: ctypes.Structure) -> dict[str, object]:
     """Return the compared fields of a struct of llama.cpp's; one that nobody listed is compared."""
     listed = session_fields()
     compared = {KEPT, PLACED} if device_name(-1) != "CPU" else {KEPT}

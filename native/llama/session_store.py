@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 
@@ -13,20 +12,20 @@ from ..checkpoint import CheckpointKind
 from ..runtime import llama_cpp
 from ..sessions.session_file import SessionHeader
 from ..sessions.session_folder import SessionFolder
+from .evaluation import EvaluatingModel
+from .loaded import LoadedModel
+from .saved_session import load_session
 from .session_identity import check_identity, identity_of
-
-if TYPE_CHECKING:
-    from .llama import MTPLlama
 
 DEFAULT_BYTES = 20 * 10**9
 
 
-def is_windowed(llm: MTPLlama) -> bool:
+def is_windowed(llm: LoadedModel) -> bool:
     """Whether some layers keep the last tokens only, so that a state cannot be cut far back."""
     return llama_cpp.llama_model_n_swa(llm.model) > 0 and not llm.context_params.swa_full
 
 
-def continues_from_end_only(llm: MTPLlama) -> bool:
+def continues_from_end_only(llm: LoadedModel) -> bool:
     """Whether a state without checkpoints is of no use at an earlier position.
 
     That is so if it is recurrent or has a sliding window.
@@ -45,14 +44,14 @@ class SessionStore:
     windowed: `is_windowed`.
     """
 
-    def __init__(self, llm: MTPLlama, folder: SessionFolder) -> None:
+    def __init__(self, llm: EvaluatingModel, folder: SessionFolder) -> None:
         self._folder = folder
         self._identity = identity_of(llm)
         self._writable = True
         self.windowed = is_windowed(llm)
         self._whole = continues_from_end_only(llm)
 
-    def store(self, llm: MTPLlama) -> None:
+    def store(self, llm: EvaluatingModel) -> None:
         """Write what is evaluated; a text with pictures is not.
 
         If that fails, as on a full disk, a warning says so, and nothing more is written.
@@ -75,7 +74,7 @@ class SessionStore:
             self._writable = False
             warnings.warn(f"session_dir: sessions are no longer saved: {error}", stacklevel=4)
 
-    def load(self, llm: MTPLlama, tokens: Sequence[int], known: int) -> tuple[int, str]:
+    def load(self, llm: EvaluatingModel, tokens: Sequence[int], known: int) -> tuple[int, str]:
         """Load the session that spares the most of a prompt, if that is more than `known` tokens.
 
         Returns how many tokens are evaluated now, and why a session with more of them cannot be
@@ -93,7 +92,7 @@ class SessionStore:
 
         for match in self._folder.find(tokens, fits, more_than=known, whole=self._whole):
             try:
-                llm.load_session(match.path)
+                load_session(llm, match.path)
                 length = llm._shorten(match.length)
             except MtpGgufError as error:
                 unfit[match.path] = str(error)

@@ -6,15 +6,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..runtime import llama_cpp
 from ..sessions.session_folder import shared_length
+from .loaded import LoadedModel
 from .session_identity import identity_of
 from .session_store import continues_from_end_only
-
-if TYPE_CHECKING:
-    from .llama import MTPLlama
 
 
 class StateCache(llama_cpp.llama_cache.BaseLlamaCache):
@@ -25,7 +23,7 @@ class StateCache(llama_cpp.llama_cache.BaseLlamaCache):
     their ids are those of one process.
     """
 
-    def __init__(self, llm: MTPLlama, cache: Any) -> None:
+    def __init__(self, llm: LoadedModel, cache: Any) -> None:
         super().__init__(cache.capacity_bytes)
         self._cache = cache
         self._n_ctx = llm.n_ctx()
