@@ -573,7 +573,7 @@ stores them in fewer bits. It must not lose a tensor, it must not change an orde
 the kernels ask for it, and it must say what it did. Whoever reads the file later should find the
 shapes, the types and the vocabulary in it, and need nothing else.
 def read_header(path: str, limit: int = 1024) -> dict[str, int]:
-    \"\"\"Return the offsets of all tensors, or raise if the file is shorter than it sources.\"\"\"
+    \"\"\"Return the offsets of all tensors, or raise if the file is shorter than it claims.\"\"\"
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > limit:
