@@ -43,7 +43,7 @@ class EvaluatingModel(LoadedModel):
         if session is not None and not session.closed and length > session.length():
             held = llama_cpp.llama_memory_seq_pos_max(self._ctx.memory, 0) + 1
             if held > session.length():
-                self._follow(length)
+                self._skip_pictures(length)
         if length != self._n_tokens:
             self._requires_eval = True  # the logits are those of another token
         self._n_tokens = length
@@ -121,16 +121,16 @@ class EvaluatingModel(LoadedModel):
             if tokens:
                 self.session.decode(tokens)
 
-    def _cut(self, position: int) -> int | None:
-        """The picture's id if `position` is in one; else None."""
+    def _picture_at(self, position: int) -> int | None:
+        """Return the id of the picture at a position, which is negative; None for text."""
         found = int(self.input_ids[position])
         return found if found < 0 else None
 
-    def _follow(self, length: int) -> None:
-        """Follow llama_cpp's handlers, which evaluate pictures without the session.
+    def _skip_pictures(self, length: int) -> None:
+        """Skip the positions before `length`, where llama_cpp's handler has evaluated a picture.
 
-        length: positions from here on are free. The positions of a picture get an id of its own, so
-        that no prompt takes it for another one or for text.
+        The handler evaluates it without the session. The positions get an id of their own, so that
+        no prompt takes the picture for another one or for text.
         """
         known = self.session.length()
         self.session.skip(length)

@@ -163,7 +163,7 @@ class GeneratingModel(StoringModel):
             self._check_open()
             self._check_logits("sample")
             token = super().sample(*args, **{**options, "idx": idx})
-            if self._record is not None and self._plain and idx is not None:
+            if self._record is not None and self._without_session and idx is not None:
                 self._record_scores(self._record, idx, token)
             return token
 

@@ -75,7 +75,7 @@ class LoadedModel(llama_cpp.Llama):
         self._closed = False
         self._session: Session | None = None
         self._head: Head | None = None
-        self._plain = how.plain
+        self._without_session = how.without_session
         self._mode = how.rollback
         self._batches = how.batches
         self._overrides = how.overrides
@@ -119,8 +119,8 @@ class LoadedModel(llama_cpp.Llama):
             )
         log.listen(verbose)  # drops the lines of loading, which do not explain later errors
         if self._ctx.memory is None or llama_cpp.llama_model_has_encoder(self._model.model):
-            self._plain = True  # a session needs a decoder with a memory
-        if self._plain:
+            self._without_session = True  # a session needs a decoder with a memory
+        if self._without_session:
             return
         # llama.cpp rounds n_ctx up, but llama_cpp.Llama allocates for the requested size.
         self.input_ids = np.zeros(self.n_ctx(), np.intc)
@@ -200,7 +200,7 @@ class LoadedModel(llama_cpp.Llama):
 
     @model_params.setter
     def model_params(self, params: Any) -> None:
-        if not self._plain:
+        if not self._without_session:
             params.load_mtp = False
         interrupts = self._interrupts
         self._progress = llama_cpp.llama_progress_callback(lambda *_: not interrupts.will_raise)
@@ -220,7 +220,7 @@ class LoadedModel(llama_cpp.Llama):
     def context_params(self, params: Any) -> None:
         most = max(self.max_depth, self._max_lookup)
         drafts = most if self._mode is Rollback.SNAPSHOT else 0
-        if not self._plain:
+        if not self._without_session:
             params.n_rs_seq = max(drafts, self._batches.min_rows - 1)
         self._context_params = params
 
@@ -241,7 +241,7 @@ class LoadedModel(llama_cpp.Llama):
     @property
     def mtp_stats(self) -> MtpStats:
         """Drafting statistics since the model was loaded or `session.reset_stats()`."""
-        return NO_STATS if self._plain and not self._closed else self.session.stats()
+        return NO_STATS if self._without_session and not self._closed else self.session.stats()
 
     def is_end(self, token: int) -> bool:
         """Whether a token ends the generation (end of text or end of turn)."""
@@ -299,7 +299,7 @@ class LoadedModel(llama_cpp.Llama):
 
     def _bind(self, method: Any) -> Any:
         """Bind a method to this model, or llama_cpp.Llama's method if there is no session."""
-        return getattr(super(), method.__name__) if self._plain else method.__get__(self)
+        return getattr(super(), method.__name__) if self._without_session else method.__get__(self)
 
     def _under_lease(self, inner: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
         """Read a stream under one lease; it ends when another call takes the model."""

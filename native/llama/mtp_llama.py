@@ -316,7 +316,7 @@ class MTPLlama(GeneratingModel):
         nothing = max_tokens == 0
         criteria = [lambda *_: nothing or self._model_lock.stopped, *(stopping_criteria or ())]
         record = None
-        if logprobs is not None and (self._logits_all or not self._plain):
+        if logprobs is not None and (self._logits_all or not self._without_session):
             record, logprobs = TokenLogprobs(logprobs, prompt=echo), None
         grammar, preserved = options.get("grammar"), frozenset[int]()
         if isinstance(grammar, AnswerSampling):

@@ -27,7 +27,7 @@ from ..session import Rollback
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 
 # Options for what llama_cpp.Llama does without generating text.
-_WITHOUT_SESSION = ("vocab_only", "embedding")
+_NO_TEXT_OPTIONS = ("vocab_only", "embedding")
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class Arguments:
 class Options:
     """How a model is loaded.
 
-    device: ggml's name of the head's device. plain: whether llama_cpp.Llama's own methods run the
-    model, without a session. max_depth, max_lookup: the most drafts of the head, and of the text; 0
-    for none. overrides: tensors that are kept on other devices, as llama.cpp reads them. arguments:
-    with the values of the model's profile, or the defaults, for those that were not given.
+    device: ggml's name of the head's device. without_session: whether llama_cpp.Llama's own
+    methods run the model. max_depth, max_lookup: the most drafts of the head, and of the text; 0 for
+    none. overrides: tensors that are kept on other devices, as llama.cpp reads them. arguments: with
+    the values of the model's profile, or the defaults, for those that were not given.
     """
 
     path: str
     device: str
-    plain: bool
+    without_session: bool
     depth: int | Literal["auto"]
     max_depth: int
     max_lookup: int
@@ -132,8 +132,8 @@ def resolve(model: str, asked: Arguments, given: dict[str, Any]) -> Options:
     rollback = Rollback.parse(settings.rollback)
     looks_up = asked.lookup or bool(asked.lookup_files)
     optional = asked.depth in (None, AUTO) and not asked.exact and depth != 0
-    why = _why_plain(path, given, look_for_head=optional and mtp_head is None)
-    if why is not None and not any(map(given.get, _WITHOUT_SESSION)):  # for lack of a head
+    why = _why_no_session(path, given, look_for_head=optional and mtp_head is None)
+    if why is not None and not any(map(given.get, _NO_TEXT_OPTIONS)):  # for lack of a head
         if asked.lookup is None:
             looks_up |= looks_up_without_head(path, rollback, n_gpu_layers)
         if looks_up or asked.session_dir is not None:
@@ -214,12 +214,12 @@ def _batch_size(options: dict[str, Any]) -> int:
     return min((n for n in given if n), default=512)
 
 
-def _why_plain(model: Path, options: dict[str, Any], *, look_for_head: bool) -> str | None:
+def _why_no_session(model: Path, options: dict[str, Any], *, look_for_head: bool) -> str | None:
     """Return why a model must run without a session or head; None if it need not.
 
     Unreadable files are left to llama.cpp, which reports them.
     """
-    for name in _WITHOUT_SESSION:
+    for name in _NO_TEXT_OPTIONS:
         if options.get(name):
             return f"{name}=True"
     if not look_for_head:

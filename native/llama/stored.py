@@ -172,7 +172,7 @@ class StoringModel(EvaluatingModel):
         if self._store is not None and self.n_tokens - common >= MIN_CHECKPOINTED_PROMPT:
             self._store_session()
             common = min(common, self.n_tokens)
-        while 0 < common < self.n_tokens and self.input_ids[common - 1] == self._cut(common):
+        while 0 < common < self.n_tokens and self.input_ids[common - 1] == self._picture_at(common):
             common -= 1  # to the beginning of a picture
         if 0 < common < self.session.length():
             common = self._shorten(common)
@@ -189,7 +189,7 @@ class StoringModel(EvaluatingModel):
 
     def _open_store(self, folder: SessionFolder) -> None:
         """Write sessions to a folder, also when Python ends without closing the model."""
-        if self._plain:
+        if self._without_session:
             raise NativeError("session_dir: expected a model with a session, found one without")
         self._store = SessionStore(self, folder)
         self._at_exit = partial(_store_at_exit, weakref.ref(self))
