@@ -449,6 +449,7 @@ def _ctype(declared: str) -> Any:
     """Return the ctypes of a parameter or result; structs of other libraries are opaque."""
     name = next(w for w in re.findall(r"\w+", declared) if w not in ("const", "struct"))
     stars = declared.count("*")
+    found: Any
     if name == "char":
         found, stars = c_char_p, stars - 1
     elif name in _SCALARS:

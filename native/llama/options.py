@@ -78,10 +78,10 @@ class Arguments:
 class Options:
     """How a model is loaded.
 
-    device: ggml's name of the head's device. without_session: whether llama_cpp.Llama's own
-    methods run the model. max_depth, max_lookup: the most drafts of the head, and of the text; 0 for
-    none. overrides: tensors that are kept on other devices, as llama.cpp reads them. arguments: with
-    the values of the model's profile, or the defaults, for those that were not given.
+    device: ggml's name of the head's device. without_session: whether llama_cpp.Llama's own methods
+    run the model. max_depth, max_lookup: the most drafts of the head, and of the text; 0 for none.
+    overrides: tensors that are kept on other devices, as llama.cpp reads them. arguments: with the
+    values of the model's profile, or the defaults, for those that were not given.
     """
 
     path: str
