@@ -13,8 +13,8 @@ from mtp_gguf.gguf_tools.files.format import TensorInfo, open_gguf
 from mtp_gguf.gguf_tools.machine.system import this_machine
 from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.profile import identify
-from mtp_gguf.native.exact import kernels
-from mtp_gguf.native.kernel_share import KernelShare, kernel_share
+from mtp_gguf.native.libraries.exact import kernels
+from mtp_gguf.native.libraries.kernel_share import KernelShare, kernel_share
 
 if TYPE_CHECKING:
     from pathlib import Path

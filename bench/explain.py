@@ -19,7 +19,7 @@ from mtp_gguf.gguf_tools.heads.draft_list import read_draft_list
 from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.model import Model, open_model
-from mtp_gguf.native.devices import devices
+from mtp_gguf.native.libraries.devices import devices
 from mtp_gguf.native.runtime import llama_cpp
 
 from .model import BenchModel, Setting

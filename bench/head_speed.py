@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from mtp_gguf.gguf_tools.machine.system import this_machine
-from mtp_gguf.native.exact import kernels
+from mtp_gguf.native.libraries.exact import kernels
 
 from .calibration import built_in_text
 from .costs import cycle_costs

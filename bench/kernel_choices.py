@@ -7,7 +7,7 @@ from dataclasses import astuple
 from pathlib import Path
 from time import perf_counter
 
-from mtp_gguf.native.plugged_kernels import KernelChoice
+from mtp_gguf.native.libraries.plugged_kernels import KernelChoice
 from mtp_gguf.native.runtime import plugged_kernels
 
 from .model import N_BATCH, BenchModel, Setting

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.native import log
+from mtp_gguf.native.chat.generate import chat_writer
+from mtp_gguf.native.checks.model_file import check_trunk
 from mtp_gguf.native.errors import ModelRefusedError
-from mtp_gguf.native.generate import chat_writer
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.imatrix import ImatrixCollector
-from mtp_gguf.native.libraries import device_name
-from mtp_gguf.native.model_file import check_trunk
-from mtp_gguf.native.replay import keeps_snapshots
+from mtp_gguf.native.libraries.loaded import device_name
+from mtp_gguf.native.libraries.replay import keeps_snapshots
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 

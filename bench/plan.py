@@ -39,26 +39,29 @@ class Task:
 
 @dataclass(frozen=True)
 class Plan:
-    """tasks: all, most important first. kept: those to measure. whole: seconds without a budget."""
+    """What is measured, and in how long.
+
+    tasks: all, most important first. planned: those to measure. whole: seconds without a budget.
+    """
 
     amount: Amount
     tasks: tuple[Task, ...]
-    kept: tuple[Task, ...]
+    planned: tuple[Task, ...]
     whole: float
 
     @property
     def skipped(self) -> tuple[Task, ...]:
         """The tasks that do not fit into the budget."""
-        return tuple(task for task in self.tasks if task not in self.kept)
+        return tuple(task for task in self.tasks if task not in self.planned)
 
     @property
     def seconds(self) -> float:
-        """Estimated seconds of the kept tasks."""
-        return _total(self.kept, self.amount)
+        """Estimated seconds of the planned tasks."""
+        return _total(self.planned, self.amount)
 
     def has(self, key: Hashable) -> bool:
-        """Whether the task with this key is kept."""
-        return any(task.key == key for task in self.kept)
+        """Whether the task with this key is planned."""
+        return any(task.key == key for task in self.planned)
 
     def lines(self, tasks: Sequence[Task]) -> list[tuple[str, float]]:
         """Label and estimated seconds for each group among the given tasks."""
@@ -79,8 +82,8 @@ class Plan:
         """
         ahead = [task for task in self.tasks if task.key not in done]
         fitting = _fitting(ahead, self.amount, seconds)
-        kept = [task for task in self.tasks if task.key in done or task in fitting]
-        return replace(self, kept=tuple(kept))
+        planned = [task for task in self.tasks if task.key in done or task in fitting]
+        return replace(self, planned=tuple(planned))
 
 
 def make_plan(
@@ -121,15 +124,15 @@ def make_plan(
 def _fitting(tasks: Sequence[Task], amount: Amount, seconds: float) -> list[Task]:
     """All needed tasks, and of the others, in their order, each that still fits."""
     left = seconds - _total([task for task in tasks if task.needed], amount)
-    kept = []
+    fitting = []
     for task in tasks:
         if not task.needed:
             estimate = task.seconds(amount)
             if estimate > left:
                 continue
             left -= estimate
-        kept.append(task)
-    return kept
+        fitting.append(task)
+    return fitting
 
 
 def _total(tasks: Sequence[Task], amount: Amount) -> float:

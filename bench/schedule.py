@@ -80,7 +80,7 @@ class Schedule:
         Returns whether `measure` was called.
         """
         self._plan = self.plan.adjust(self.done, self.seconds_left() / self._slowdown)
-        tasks = [task for task in self._plan.kept if task.key in keys]
+        tasks = [task for task in self._plan.planned if task.key in keys]
         if not tasks:
             return False
         self.announce(tasks[0].group)
@@ -98,7 +98,7 @@ class Schedule:
 
     def step(self, key: Hashable, parts: int) -> None:
         """One of several equal parts of a task is complete."""
-        task = next((task for task in self.plan.kept if task.key == key), None)
+        task = next((task for task in self.plan.planned if task.key == key), None)
         if task is not None and key not in self.done:
             self._advance(task.seconds(self.plan.amount) / self.plan.seconds / parts)
 

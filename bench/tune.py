@@ -23,8 +23,8 @@ from mtp_gguf.gguf_tools.profile import (
     identify,
     impossible_speed,
 )
-from mtp_gguf.native.exact import kernels
-from mtp_gguf.native.replay import looks_up_by_default
+from mtp_gguf.native.libraries.exact import kernels
+from mtp_gguf.native.libraries.replay import looks_up_by_default
 from mtp_gguf.native.session import Rollback
 
 from .costs import cycle_costs
@@ -217,7 +217,7 @@ class _Comparison:
 
     def has_time(self, name: str) -> bool:
         """Whether the budget allows the comparison of this field of Space; it is then the next."""
-        done = [task for task in self._plan.kept if task.key in self._done]
+        done = [task for task in self._plan.planned if task.key in self._done]
         estimated = sum(task.seconds(self._plan.amount) for task in done)
         slowdown = (self._clock() - self._start) / max(estimated, 1e-9)
         left = (self._deadline - self._clock()) / max(slowdown, 1e-9)
@@ -254,7 +254,7 @@ class _Comparison:
         """The task that `has_time` approved last, else the depths, and then their refinement."""
         key = _REFINE if _DEPTHS in self._done else _DEPTHS
         key, self._next = self._next or key, None
-        return next(task for task in self._plan.kept if task.key == key)
+        return next(task for task in self._plan.planned if task.key == key)
 
     def _speed(self, settings: DraftSettings) -> float:
         """Tokens per second over all prompts."""

@@ -29,7 +29,7 @@ PLAIN, FORGETS, REMEMBERS = "no drafting", "auto", "auto, remembered"
 
 def speed(model: Path, tokens: int, *, drafts: bool) -> float:
     """Tokens per second after the first one, in this process."""
-    from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415 - loads the libraries
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: PLC0415 - loads the libraries
 
     depth = None if drafts else 0
     with MTPLlama(str(model), depth=depth, n_ctx=tokens + 64, lookup=False, profile=False) as llm:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mtp_gguf.convert.heads.draft_vocabulary import rank_by_id
 from mtp_gguf.gguf_tools.heads.draft_list import required_ids
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 
 SIZES = (16384, 32768, 65536)
 WAYS = ("", " + text", " + scripts")

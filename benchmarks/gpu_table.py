@@ -23,8 +23,9 @@ from dial_model import SHAPES
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.native import MTPLlama, devices
-from mtp_gguf.native.libraries import device_name
+from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.libraries import devices
+from mtp_gguf.native.libraries.loaded import device_name
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.server.build import find_build
 

@@ -32,7 +32,7 @@ from decode import dial_file
 from dial_model import SHAPES, cycle_of
 
 from mtp_gguf.native import MTPLlama
-from mtp_gguf.native.session_file import read_session
+from mtp_gguf.native.sessions.session_file import read_session
 
 READS = 7  # of the file in a round
 

@@ -31,7 +31,7 @@ import acceptance  # noqa: E402
 import corpus  # noqa: E402
 import numpy as np  # noqa: E402
 
-from mtp_gguf.native.llama import MTPLlama  # noqa: E402
+from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: E402
 from mtp_gguf.native.runtime import llama_cpp  # noqa: E402
 
 DEMO = ROOT / "gguf_tools" / "demo_model"

@@ -33,7 +33,7 @@ def plan_lines(plan: "Plan", budget: float | None) -> Iterator[str]:
         f"plan: about {duration(plan.seconds)}{within}; {_count(amount.prompts, 'prompt')} of each "
         f"kind, answers of {amount.tokens} tokens, {_count(amount.rounds, 'round')}"
     )
-    for what, seconds in plan.lines(plan.kept):
+    for what, seconds in plan.lines(plan.planned):
         yield f"  {duration(seconds):>9}  {what}"
     for what, _ in plan.lines(plan.skipped):
         yield f"  {'skipped':>9}  {what}"

@@ -172,8 +172,8 @@ def chat(
     system = system and as_utf8("--system", system)
     split = split_options(split_mode, tensor_split, main_gpu)
     llm = drafting_model(model, head, wanted, context, threads, gpu_layers, n_cpu_moe, split=split)
-    from mtp_gguf.native.chat import Chat  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.sampling import Sampling  # noqa: PLC0415
+    from mtp_gguf.native.chat.chat import Chat  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.llama.sampling import Sampling  # noqa: PLC0415
 
     with closing(llm):
         answers = Chat(

@@ -13,7 +13,7 @@ from .conversation import Conversation, text_of
 from .generate import as_utf8
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.chat import Piece
+    from mtp_gguf.native.chat.chat import Piece
 
 
 # Generates an answer until the function that it gets returns True.
@@ -109,7 +109,7 @@ def _save(conversation: Conversation, name: str) -> Outcome:
 
 def _load(conversation: Conversation, name: str) -> Outcome:
     path = Path(name).expanduser()
-    from mtp_gguf.native.session_file import is_session  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native.sessions.session_file import is_session  # noqa: PLC0415  (NumPy)
 
     if is_session(path):
         conversation.load_session(path)

@@ -154,7 +154,7 @@ def _checkpoint(
 ) -> Iterator[tuple["Side", dict[str, Any]]]:
     """Open the checkpoint as a side, with the metadata that the file should have."""
     from mtp_gguf.convert.checkpoints.checkpoint_side import CheckpointSide  # noqa: PLC0415
-    from mtp_gguf.convert.families.blueprint import HeadChoice  # noqa: PLC0415
+    from mtp_gguf.convert.families.target_model import HeadChoice  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model as open_checkpoint  # noqa: PLC0415
 
     part = HeadChoice.NONE

@@ -17,8 +17,8 @@ from .generate import as_utf8, report
 from .options import SEEDS
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.chat import Chat, Message, Piece, Prompt
-    from mtp_gguf.native.sampling import Sampling
+    from mtp_gguf.native.chat.chat import Chat, Message, Piece, Prompt
+    from mtp_gguf.native.llama.sampling import Sampling
 
 LARGEST_SAVED = 1 << 30  # bytes of a saved conversation, which may have pictures
 _ROLES = ("user", "assistant")

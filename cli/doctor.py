@@ -27,7 +27,7 @@ from .progress import reports_errors
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.explain import Explanation
-    from mtp_gguf.native.kernel_share import KernelShare
+    from mtp_gguf.native.libraries.kernel_share import KernelShare
 
 _FAULTY = 1
 _CONTEXT = 8192  # tokens that the memory is estimated for
@@ -197,7 +197,7 @@ def _kernel_share(model: Model) -> "KernelShare | None":
     from mtp_gguf.native.errors import NativeError  # noqa: PLC0415
 
     try:
-        from mtp_gguf.native.kernel_share import kernel_share  # noqa: PLC0415  (loads llama.cpp)
+        from mtp_gguf.native.libraries.kernel_share import kernel_share  # noqa: PLC0415  (loads llama.cpp)
     except NativeError:
         return None
     return kernel_share(model.tensors.values())
@@ -205,7 +205,7 @@ def _kernel_share(model: Model) -> "KernelShare | None":
 
 def _reports_session(path: Path, *, as_json: bool) -> bool:
     """Report on a session file; False if it is none."""
-    from mtp_gguf.native.session_file import is_session  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native.sessions.session_file import is_session  # noqa: PLC0415  (NumPy)
 
     if not is_session(path):
         return False
@@ -228,19 +228,19 @@ def _examined(
         return diagnosis
     measured = _measured(separate or model, source)
     guessed = {"norm-not-raised", "norm-raised-twice"}  # now known
-    kept = tuple(f for f in diagnosis.findings if f.code not in guessed)
+    remaining = tuple(f for f in diagnosis.findings if f.code not in guessed)
     if measured:
         return dataclasses.replace(
-            diagnosis, head=None, runs_with=(), memory=None, findings=(*measured, *kept)
+            diagnosis, head=None, runs_with=(), memory=None, findings=(*measured, *remaining)
         )
-    return dataclasses.replace(diagnosis, findings=kept)
+    return dataclasses.replace(diagnosis, findings=remaining)
 
 
 def _measured(model: Model, source: str) -> tuple[Finding, ...]:
     """Compare the head of a model with that of its original, a GGUF or a checkpoint."""
     from mtp_gguf.convert.checkpoints.checkpoint_side import CheckpointSide  # noqa: PLC0415
     from mtp_gguf.convert.checkpoints.doctor_checkpoint import measure_head  # noqa: PLC0415
-    from mtp_gguf.convert.families.blueprint import HeadChoice  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.convert.families.target_model import HeadChoice  # noqa: PLC0415  (NumPy)
     from mtp_gguf.convert.heads.converted_head import fetched, open_source  # noqa: PLC0415
     from mtp_gguf.gguf_tools.compare import GgufSide  # noqa: PLC0415
     from mtp_gguf.quantize import ggml  # noqa: PLC0415
@@ -265,7 +265,7 @@ def _tried(
 
     measured: also measure the acceptance rate.
     """
-    from mtp_gguf.native.trial import try_model  # noqa: PLC0415
+    from mtp_gguf.native.checks.trial import try_model  # noqa: PLC0415
 
     failure = try_model(model, head)
     if failure is None and head is None and measured:

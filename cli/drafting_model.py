@@ -17,7 +17,7 @@ from .local_model import local_model
 from .options import CacheType, spelled, usable_gpu_layers, with_options
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.llama import MTPLlama
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama
 
 # Arguments of MTPLlama, and the options of the commands.
 _OPTION_NAMES = {
@@ -70,7 +70,7 @@ def drafting_model(
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
 
     tell_crashes()
-    from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
 
     usable_layers = usable_gpu_layers(gpu_layers)
     if lora is not None:

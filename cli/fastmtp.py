@@ -195,8 +195,8 @@ def calibrate(
     mtp-gguf fastmtp calibrate model.gguf -f questions.txt --tokens 1024 --in-place
     """
     from mtp_gguf.convert.heads.gguf_draft import rank_by_own_output  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native.chat.generate import Generation, generate  # noqa: PLC0415
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
-    from mtp_gguf.native.generate import Generation, generate  # noqa: PLC0415
 
     tell_crashes()
     gpu_layers = usable_gpu_layers(gpu_layers)

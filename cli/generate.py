@@ -53,8 +53,8 @@ from .progress import reports_errors
 from .session_option import SessionFile
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.generate import Renderer
-    from mtp_gguf.native.llama import MTPLlama
+    from mtp_gguf.native.chat.generate import Renderer
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama
     from mtp_gguf.native.session import MtpStats
 
 _DRAFTING = "Drafting"  # panel of the help
@@ -272,9 +272,9 @@ def generate(
         draft_threads=draft_threads,
         profile=not no_profile,
     )
-    from mtp_gguf.native.libraries import loaded_libraries  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.llama import read_grammar  # noqa: PLC0415
-    from mtp_gguf.native.sampling import Sampling  # noqa: PLC0415
+    from mtp_gguf.native.libraries.loaded import loaded_libraries  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.llama.generation import read_grammar  # noqa: PLC0415
+    from mtp_gguf.native.llama.sampling import Sampling  # noqa: PLC0415
 
     colored = not (as_json or plain) and token_colors.wanted(sys.stdout)
     sampling = Sampling.chosen(
@@ -445,7 +445,7 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
     if json_schema is None:
         return None
     from mtp_gguf.native.errors import NativeError  # noqa: PLC0415
-    from mtp_gguf.native.json_schema import ANY_OBJECT, schema_grammar  # noqa: PLC0415
+    from mtp_gguf.native.schemas.json_schema import ANY_OBJECT, schema_grammar  # noqa: PLC0415
 
     try:
         schema = json.loads(json_schema)
@@ -462,7 +462,7 @@ def _messages(system: str | None, content: Any) -> list[dict[str, Any]]:
 
 def _renderer(llm: "MTPLlama", option: str) -> "Renderer":
     """Return the model's chat template; RequestError if it has none for `option`."""
-    from mtp_gguf.native.generate import chat_renderer  # noqa: PLC0415
+    from mtp_gguf.native.chat.generate import chat_renderer  # noqa: PLC0415
 
     render = chat_renderer(llm.metadata.get("tokenizer.chat_template"))
     if render is None:
@@ -474,7 +474,7 @@ def _with_pictures(
     llm: "MTPLlama", system: str | None, text: str, images: Sequence[Path], mmproj: Path | None
 ) -> list[int]:
     """Evaluate a user message that begins with pictures; return the ids of the prompt."""
-    from mtp_gguf.native.pictures import Pictures  # noqa: PLC0415
+    from mtp_gguf.native.chat.pictures import Pictures  # noqa: PLC0415
 
     tower = vision_tower(llm, mmproj)
     if tower is None:

@@ -167,8 +167,10 @@ def imatrix(
                     lambda n: show(n / len(windows), f"window {n} of {len(windows)}"),
                 )
         except KeyboardInterrupt:
-            kept = [str(state) for state in states if state.exists()]
-            text_ = f"the same command continues from {kept[-1]}" if kept else "nothing was written"
+            saved = [str(state) for state in states if state.exists()]
+            text_ = (
+                f"the same command continues from {saved[-1]}" if saved else "nothing was written"
+            )
             raise Interrupted(text_) from None
     whole = merge_calibrations([*others, (model, calibration)])
     write_imatrix(target, whole)

@@ -126,9 +126,9 @@ def _choices_lines(plugged: dict[str, Any]) -> list[str]:
 
 
 def _fields() -> dict[str, Any]:
-    from mtp_gguf.native.devices import devices  # noqa: PLC0415
-    from mtp_gguf.native.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.libraries import loaded_versions  # noqa: PLC0415
+    from mtp_gguf.native.libraries.devices import devices  # noqa: PLC0415
+    from mtp_gguf.native.libraries.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.libraries.loaded import loaded_versions  # noqa: PLC0415
     from mtp_gguf.native.runtime import llama_cpp, plugged_kernels, runtime  # noqa: PLC0415
 
     built = find_build()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.llama import MTPLlama
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama
 
 OPTION = "--continue"
 _NAME = re.compile(r"\w[\w.-]{0,99}")
@@ -41,8 +41,8 @@ def path_of(name: str, llm: "MTPLlama") -> Path:
 
 
 def _last(llm: "MTPLlama") -> Path:
-    from mtp_gguf.native.session_file import read_header  # noqa: PLC0415  (NumPy)
-    from mtp_gguf.native.session_identity import check_identity, identity_of  # noqa: PLC0415
+    from mtp_gguf.native.llama.session_identity import check_identity, identity_of  # noqa: PLC0415
+    from mtp_gguf.native.sessions.session_file import read_header  # noqa: PLC0415  (NumPy)
 
     identity = identity_of(llm)
     found = []

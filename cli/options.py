@@ -604,7 +604,7 @@ def usable_gpu_layers(gpu_layers: int) -> int:
     """Return how many layers can go on a GPU: 0, with a note, if llama.cpp has none."""
     if gpu_layers == 0:
         return 0
-    from mtp_gguf.native import offload  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.libraries import offload  # noqa: PLC0415  (loads llama.cpp)
 
     return offload.usable_gpu_layers(gpu_layers, CONSOLE.say)
 

@@ -321,7 +321,7 @@ def _publish(
     parents: bool = False,
 ) -> dict[str, Any]:
     """Publish one model and print what was done, unless --json is for the caller to print."""
-    from mtp_gguf.convert.families.blueprint import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
+    from mtp_gguf.convert.families.target_model import HeadChoice  # noqa: PLC0415  (NumPy and gguf are slow)
     from mtp_gguf.convert.heads.acceptance import is_measured  # noqa: PLC0415
     from mtp_gguf.convert.resolve import open_model  # noqa: PLC0415
     from mtp_gguf.gguf_tools.imatrix import read_imatrix  # noqa: PLC0415

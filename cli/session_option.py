@@ -9,7 +9,7 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError
 from mtp_gguf.gguf_tools.files.output import check_output
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.llama import MTPLlama
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama
 
 SessionFile: TypeAlias = Annotated[
     Path | None,

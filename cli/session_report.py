@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
-from mtp_gguf.native.session_file import EARLIER, SessionHeader, check_session
+from mtp_gguf.native.sessions.session_file import EARLIER, SessionHeader, check_session
 
 
 def checked(path: Path) -> SessionHeader:

@@ -102,7 +102,7 @@ def tune(
     from mtp_gguf.bench.tune import LABELS, TuneOptions, describe  # noqa: PLC0415
     from mtp_gguf.bench.tune import tune as search  # noqa: PLC0415
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
-    from mtp_gguf.native.replay import replays  # noqa: PLC0415
+    from mtp_gguf.native.libraries.replay import replays  # noqa: PLC0415
 
     tell_crashes()
     say_note()
@@ -166,7 +166,7 @@ def tune(
 
 def _note_other_kernels(model: str) -> None:
     """Say so if `serve` runs other kernels than this measures."""
-    from mtp_gguf.native.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.libraries.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
 
     with suppress(ServerError):  # no server answers; `serve` says why
         server = ask(find_server(None))

@@ -23,7 +23,7 @@ from mtp_gguf.gguf_tools.progress import QUIET, Progress
 
 from .checkpoints.source_rows import SourceRows
 from .conversion import Planned, is_gguf, planned
-from .families.blueprint import HeadChoice
+from .families.target_model import HeadChoice
 from .heads.acceptance import AcceptanceCheck, is_measured, record_acceptance
 from .heads.converted_head import head_in_type
 from .heads.head_gate import HeadGate, gate_type, is_small, measurable, refuse

@@ -12,7 +12,7 @@ from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.progress import Progress
 
 from .checkpoints.checkpoint import Checkpoint
-from .families.blueprint import HeadChoice
+from .families.target_model import HeadChoice
 from .heads.head_donor import plan_head
 from .options import DraftOptions, check_revision
 from .plans.plan import Plan, Request

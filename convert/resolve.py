@@ -11,8 +11,8 @@ from mtp_gguf.gguf_tools.hub.remote import absent_model, hub_model, is_remote
 from .checkpoints.checkpoint import Checkpoint, head_test, open_checkpoint, read_config
 from .checkpoints.hub import fetch
 from .checkpoints.hub_checkpoint import open_hub_checkpoint, open_hub_head, stream_hub_checkpoint
-from .families.blueprint import HeadChoice
 from .families.family import wanted
+from .families.target_model import HeadChoice
 
 
 def model_name(model: str) -> str | None:

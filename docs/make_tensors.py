@@ -16,9 +16,9 @@ from mtp_gguf.convert.checkpoints.checkpoint import LAYERS_KEY, Checkpoint, Plac
 from mtp_gguf.convert.checkpoints.config import ConfigReader
 from mtp_gguf.convert.checkpoints.quantized import SCHEMES
 from mtp_gguf.convert.families import qwen, qwen3_5, qwen3_next
-from mtp_gguf.convert.families.blueprint import Blueprint, HeadChoice
 from mtp_gguf.convert.families.family import find_family
 from mtp_gguf.convert.families.qwen import Dims, Entry
+from mtp_gguf.convert.families.target_model import HeadChoice, TargetModel
 from mtp_gguf.convert.plans.precision import Override, choose_types
 from mtp_gguf.convert.plans.recipe import Target
 from mtp_gguf.gguf_tools import vision
@@ -454,14 +454,14 @@ class _Model:
         linear = (qwen3_next if family is qwen3_next else qwen3_5).LINEAR_ATTENTION
         sources = dict(_sources(self.dims, linear))
         checkpoint = Checkpoint(Path("model"), config, sources, (), ())
-        self.blueprint: Blueprint = family.blueprint(checkpoint, HeadChoice.WITH_TRUNK)
-        self.targets = {t.name: t for t in self.blueprint.targets}
+        self.target_model: TargetModel = family.target_model(checkpoint, HeadChoice.WITH_TRUNK)
+        self.targets = {t.name: t for t in self.target_model.targets}
         metadata = {
-            "general.architecture": Value(ValueType.STRING, self.blueprint.architecture),
-            **self.blueprint.hparams,
+            "general.architecture": Value(ValueType.STRING, self.target_model.architecture),
+            **self.target_model.hparams,
         }
         head = Override(rf"^blk\.{self.dims.layers}\.", Q8_0)
-        self.types = choose_types(self.blueprint.targets, metadata, "Q4_K_M", [head], None)
+        self.types = choose_types(self.target_model.targets, metadata, "Q4_K_M", [head], None)
 
     def types_of(self, name: str) -> str:
         """Return the types of a tensor over the trunk's layers, or in the head's block."""
@@ -543,7 +543,7 @@ def _metadata(models: dict[str, _Model]) -> Iterator[str]:
     yield f"| key | type | {' | '.join(models)} |"
     yield "| --- | --- |" + " --- |" * len(models)
     all_keys = [
-        {key.partition(".")[2]: value for key, value in model.blueprint.hparams.items()}
+        {key.partition(".")[2]: value for key, value in model.target_model.hparams.items()}
         for model in models.values()
     ]
     for key in dict.fromkeys(key for hparams in all_keys for key in hparams):

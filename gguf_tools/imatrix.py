@@ -85,7 +85,7 @@ class Imatrix:
 
     def fitted(self, shapes: Mapping[str, tuple[int, ...]]) -> "Imatrix":
         """The entries for the tensors of these shapes; RequestError if one does not fit."""
-        kept = {}
+        fitting = {}
         for name, shape in shapes.items():
             weights = self.weights.get(name)
             if weights is None:
@@ -94,13 +94,13 @@ class Imatrix:
             if weights.shape == (1, experts * shape[0]):
                 weights = weights.reshape(experts, -1)
             if weights.shape == (experts, shape[0]):
-                kept[name] = weights
+                fitting[name] = weights
             elif name != EMBEDDING_TENSOR:  # not a matrix product, so it needs no imatrix
                 raise RequestError(
                     f"--imatrix: {name}: expected weights of shape {[shape[0], experts]}, found "
                     f"{list(weights.shape[::-1])}; was it made for another model?"
                 )
-        return replace(self, weights=kept)
+        return replace(self, weights=fitting)
 
 
 def read_imatrix(path: Path) -> Imatrix:

@@ -8,9 +8,9 @@ _PUBLIC = {
     "CheckpointKind": "checkpoint",
     "Draft": "head",
     "Head": "head",
-    "MTPLlama": "llama",
+    "MTPLlama": "llama.mtp_llama",
     "MtpStats": "session",
-    "PromptReuse": "prompt_reuse",
+    "PromptReuse": "sessions.prompt_reuse",
     "Rollback": "session",
     "Session": "session",
     "ContextFullError": "errors",
@@ -20,7 +20,7 @@ _PUBLIC = {
     "MessagesError": "errors",
     "ModelRefusedError": "errors",
     "NativeError": "errors",
-    "schema_grammar": "json_schema",
+    "schema_grammar": "schemas.json_schema",
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605  (a list, though computed)

@@ -37,8 +37,8 @@ from typing import Any, Literal
 from mtp_gguf.gguf_tools.machine.system import cpu_features, shared_library
 
 from .errors import LibraryMismatchError
-from .layouts import UNDERSTOOD, Sample, declare_what_is_there, fit_structs
-from .plugged_kernels import PluggedKernels, plug_in
+from .libraries.layouts import UNDERSTOOD, Sample, declare_what_is_there, fit_structs
+from .libraries.plugged_kernels import PluggedKernels, plug_in
 
 __all__ = [
     "LIBMTP_VARIABLE",

@@ -22,7 +22,7 @@ from mtp_gguf.gguf_tools.hub.remote import hub_gguf
 from mtp_gguf.gguf_tools.model import open_model, whole_name
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.chat import Chat, Message
+    from mtp_gguf.native.chat.chat import Chat, Message
 
 _DEFAULT_CONTEXT = 8192
 _SEEDS = 1 << 32
@@ -102,8 +102,8 @@ loaded = _Loaded()
 
 def _load(settings: Settings) -> "Chat":
     """Load a model; its warnings become notes on standard error."""
-    from mtp_gguf.native.chat import Chat  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415
+    from mtp_gguf.native.chat.chat import Chat  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: PLC0415
 
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -143,7 +143,7 @@ class GgufModel(llm.Model):
         options = prompt.options
         try:
             with loaded.use(self.settings(options)) as chat:
-                from mtp_gguf.native.sampling import Sampling  # noqa: PLC0415
+                from mtp_gguf.native.llama.sampling import Sampling  # noqa: PLC0415
 
                 sampling = Sampling.chosen(
                     chat.llm.metadata,

@@ -31,14 +31,14 @@ def card_of(
     the record, by the files' names.
     """
     fields = _source_fields(release.checkpoint.folder)
-    kept = {name: fields[name] for name in _KEPT if fields.get(name)}
+    copied = {name: fields[name] for name in _KEPT if fields.get(name)}
     tags = fields.get("tags")
     own = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
     hub = hub_model(release.source)
     if hub:
-        kept["base_model"] = hub.hub_id
-        kept["base_model_relation"] = "quantized"
-    data = ModelCardData(**kept, tags=[*dict.fromkeys((*own, *_TAGS))], library_name="gguf")
+        copied["base_model"] = hub.hub_id
+        copied["base_model_relation"] = "quantized"
+    data = ModelCardData(**copied, tags=[*dict.fromkeys((*own, *_TAGS))], library_name="gguf")
     text = _text(release, repository) + _quality(measured or {}) + _acceptance(acceptance or {})
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 

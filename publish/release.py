@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.convert.checkpoints.checkpoint import Checkpoint, is_vision
-from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.convert.heads.acceptance import poor_text, record_acceptance
 from mtp_gguf.convert.plans.plan import Plan, Request
 from mtp_gguf.convert.plans.plan_checkpoint import make_plans

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.files.tensor_types import TensorType
-from mtp_gguf.native.subprocesses import run_module
+from mtp_gguf.native.checks.subprocesses import run_module
 
 
 class QuantizeError(Exception):

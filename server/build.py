@@ -361,21 +361,21 @@ def build_libraries(
     options = [*library_options(), *(variants[-1].options if variants else ())]
     sources = Sources(archive=archive)
     work = _work_folder(options, sources, variants)
-    kept = _libraries_folder(work)
+    libraries = _libraries_folder(work)
     if (
-        kept / MARKER
+        libraries / MARKER
     ).is_file():  # the server may be built for minutes in the folder that is locked
         with suppress(OSError):  # they were removed meanwhile
-            shutil.copytree(kept, target, dirs_exist_ok=True)
+            shutil.copytree(libraries, target, dirs_exist_ok=True)
             return
     with _lock(work.with_suffix(".lock"), report) as lock:
-        if not (kept / MARKER).is_file():
+        if not (libraries / MARKER).is_file():
             for variant in variants[:-1]:
                 report(f"libggml-cpu for {variant.name}")
                 _compile_variant(work, variant, sources, jobs, lock, report)
             _compile(work, library_names(options), options, sources, jobs, lock, report)
             _keep_libraries(work, options, variants[:-1])
-        shutil.copytree(kept, target, dirs_exist_ok=True)
+        shutil.copytree(libraries, target, dirs_exist_ok=True)
 
 
 def unpack_chat_sources(target: Path, archive: Path | None, report: Report) -> None:
@@ -521,8 +521,8 @@ def _keep_libraries(
     work: Path, options: Sequence[str], variants: Sequence[CpuVariant] = ()
 ) -> None:
     """Cache the libraries of a build, and `variants` of libggml-cpu, unless they are cached."""
-    kept = _libraries_folder(work)
-    if (kept / MARKER).is_file():
+    libraries = _libraries_folder(work)
+    if (libraries / MARKER).is_file():
         return
     collected = work / "libraries"
     shutil.rmtree(collected, ignore_errors=True)
@@ -532,7 +532,7 @@ def _keep_libraries(
     for variant in variants:
         shutil.copytree(work / "variants" / variant.name, collected / variant.name)
     needs = {variant.name: variant.needs for variant in variants}
-    _publish(collected, kept, options, {"cpu variants": needs} if needs else None)
+    _publish(collected, libraries, options, {"cpu variants": needs} if needs else None)
 
 
 def _keep_programs(work: Path, done: Path, options: Sequence[str], sources: Sources) -> None:

@@ -146,7 +146,8 @@ def choose_head(model: ModelFile, named: Path | None) -> ServedModel:
                 file.head.check_fit(trunk.head)
         elif not head.fits(model):
             raise RequestError(
-                f"{named}: expected the head of a model with {_says(model)}, found {_says(head)}"
+                f"{named}: expected the head of a model with {_described(model)}, found "
+                f"{_described(head)}"
             )
         return ServedModel(model, head)
     if model.architecture in BLOCKS and not BLOCKS[model.architecture].graph:
@@ -219,5 +220,5 @@ def _heads_beside(model: ModelFile) -> list[ModelFile]:
         return [open_model(path) for path in heads_beside(opened)]
 
 
-def _says(model: ModelFile) -> str:
+def _described(model: ModelFile) -> str:
     return f"architecture {model.architecture} and embedding {list(model.embedding)}"

@@ -121,10 +121,7 @@ def test_rooms_use_no_private_modules_of_others(room: str) -> None:
 
 
 def imports() -> dict[str, set[str]]:
-    """The modules that each module imports; in `native`, not those under `if TYPE_CHECKING`.
-
-    There, MTPLlama and what keeps its sessions still name each other's types.
-    """
+    """The modules that each module imports."""
     files = {}
     for room in ALLOWED_IMPORTS:
         for path in (ROOT / room).rglob("*.py"):
@@ -134,16 +131,9 @@ def imports() -> dict[str, set[str]]:
     for name, path in files.items():
         package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for_types = {
-            id(node)
-            for block in ast.walk(tree)
-            if isinstance(block, ast.If)
-            and (ast.unparse(block.test), package[0]) == ("TYPE_CHECKING", "native")
-            for node in ast.walk(block)
-        }
         graph[name] = set()
         for node in ast.walk(tree):
-            if not isinstance(node, ast.ImportFrom) or id(node) in for_types:
+            if not isinstance(node, ast.ImportFrom):
                 continue
             start = package[: len(package) + 1 - node.level] if node.level else []
             module = ".".join([*start, *([node.module] if node.module else [])])
@@ -179,7 +169,7 @@ def test_readme_has_the_command(heading: str) -> None:
         assert line in (ROOT / ".ci" / "run").read_text()
 
 
-@pytest.mark.parametrize("room", ["convert", "gguf_tools"])
+@pytest.mark.parametrize("room", ["convert", "gguf_tools", "native"])
 def test_folders_are_small(room: str) -> None:
     """A newcomer guesses the folder of a question, and then reads a list of at most 16 modules."""
     for folder in [ROOT / room, *(p.parent for p in (ROOT / room).rglob("__init__.py"))]:

@@ -156,7 +156,7 @@ def train_head(
     path = local_gguf(str(model), with_head=False, say=progress.download).path
     check_output(target, [path, *files], overwrite)
     if gpu_layers:
-        from mtp_gguf.native.offload import usable_gpu_layers  # noqa: PLC0415  (loads llama.cpp)
+        from mtp_gguf.native.libraries.offload import usable_gpu_layers  # noqa: PLC0415  (loads llama.cpp)
 
         gpu_layers = usable_gpu_layers(gpu_layers, progress.say)
     from .head_job import Job, Start, run  # noqa: PLC0415  (imports PyTorch)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import identify
-from mtp_gguf.native.generate import chat_writer
-from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.native.chat.generate import chat_writer
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 
 from .dataset import DataWriter, Sample

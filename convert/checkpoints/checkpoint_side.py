@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.files.format import Scalar, ValueType
 
-from ..families.blueprint import Blueprint, HeadChoice
 from ..families.family import find_family
+from ..families.target_model import HeadChoice, TargetModel
 from ..families.vision import Tower, vision_tower
 from .checkpoint import Checkpoint
 from .source_rows import SourceRows
@@ -27,12 +27,12 @@ class CheckpointSide:
 
     def __init__(self, checkpoint: Checkpoint, head: HeadChoice) -> None:
         self.name = str(checkpoint.folder)
-        made: Blueprint | Tower
+        made: TargetModel | Tower
         if head is HeadChoice.VISION:
             made = vision_tower(checkpoint)
         else:
             family = find_family(checkpoint.config, checkpoint.folder / "config.json")
-            made = family.blueprint(checkpoint, head)
+            made = family.target_model(checkpoint, head)
         self._rows = SourceRows(checkpoint)
         for target in made.targets:
             self._rows.check(target)

@@ -37,8 +37,8 @@ from mtp_gguf.gguf_tools.hub.remote import HubModel, download_command, hub_model
 from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.model import Model
 
-from ..families.blueprint import HeadChoice
 from ..families.family import wanted
+from ..families.target_model import HeadChoice
 from ..plans.plan import Request
 from ..plans.plan_checkpoint import make_content
 from .checkpoint import (
@@ -51,11 +51,11 @@ from .checkpoint import (
     read_weight_map,
 )
 from .checkpoint_side import CheckpointSide
-from .claims import Claims
 from .config import ConfigReader, is_whole
 from .hub import download
 from .hub_checkpoint import shards_on_hub
 from .quantized import weights_of
+from .source_tensors import SourceTensors
 from .weights import row_count
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -125,7 +125,7 @@ def _diagnosed(
         config = read_config(folder)
         needed = wanted(config, folder / "config.json", (HeadChoice.WITH_TRUNK,))
         with open_checkpoint(folder, needed, elsewhere) as checkpoint:
-            Claims(checkpoint)  # CheckpointError for names that belong to no model
+            SourceTensors(checkpoint)  # CheckpointError for names that belong to no model
             findings = list(_head(examined, checkpoint))
             count = sum(map(checkpoint.in_head, checkpoint.tensors))
             appended = not any(map(is_head, checkpoint.tensors))

@@ -33,8 +33,8 @@ from mtp_gguf.gguf_tools.hub.hub_errors import hub_errors
 from mtp_gguf.gguf_tools.hub.hub_gguf import Announce, announce, list_files, quant_of
 from mtp_gguf.gguf_tools.hub.remote import HubModel, says_what_is_tried
 
-from ..families.blueprint import HeadChoice
 from ..families.family import wanted
+from ..families.target_model import HeadChoice
 from .checkpoint import read_config, read_weight_map
 
 _log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from mtp_gguf.gguf_tools.hub.hub_gguf import weight_hashes
 from mtp_gguf.gguf_tools.hub.remote import HubModel, RemoteSource
 from mtp_gguf.gguf_tools.hub.sources import FileSource
 
-from ..families.blueprint import HeadChoice
 from ..families.family import wanted
+from ..families.target_model import HeadChoice
 from .checkpoint import (
     Checkpoint,
     PlacedTensor,

@@ -8,7 +8,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 
 from ..checkpoints.config import ConfigReader
 from . import glm4_moe, glm5_next, mimo_v2, nemotron_h, qwen3_5, qwen3_next, qwen4_exp, step35
-from .blueprint import Family, HeadChoice
+from .target_model import Family, HeadChoice
 
 _FAMILIES: tuple[Family, ...] = (
     qwen3_5,

@@ -14,11 +14,11 @@ from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import Checkpoint, head_test
-from ..checkpoints.claims import Claims, Shape, ggml_shape
 from ..checkpoints.config import ConfigReader
 from ..checkpoints.quantized import check_schemes
+from ..checkpoints.source_tensors import Shape, SourceTensors, ggml_shape
 from ..plans.recipe import Recipe, Target
-from .blueprint import MAX_LAYERS, SIGMOID, Blueprint, HeadChoice, typed
+from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel, typed
 
 ARCHITECTURES: tuple[str, ...] = ("Glm4MoeForCausalLM",)
 
@@ -43,7 +43,7 @@ def wants(name: str, head: HeadChoice, config: dict[str, Any]) -> bool:
     return head is HeadChoice.BLOCK and head_test(config)(name)
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
     config = checkpoint.reader
     if head is not HeadChoice.BLOCK:
@@ -53,15 +53,15 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
         )
     dims = _read_dims(config)
     check_schemes(tensor for name, tensor in checkpoint.tensors.items() if checkpoint.in_head(name))
-    claims = Claims(checkpoint)
-    targets = tuple(_targets(claims, dims))
+    sources = SourceTensors(checkpoint)
+    targets = tuple(_targets(sources, dims))
     trunk = tuple(f"model.layers.{i}." for i in range(dims.layers))
     outside = (*trunk, "model.embed_tokens.", "model.norm.", "lm_head.")
-    return Blueprint(
+    return TargetModel(
         architecture=_ARCHITECTURE,
         hparams=_hparams(config, dims),
         targets=targets,
-        skipped=claims.skipped(dict.fromkeys(outside, "outside the MTP head")),
+        skipped=sources.skipped(dict.fromkeys(outside, "outside the MTP head")),
         n_trunk=dims.layers,
         n_mtp=1,
         n_vocab=dims.vocab,
@@ -87,16 +87,16 @@ def _read_dims(c: ConfigReader) -> _Dims:
     )
 
 
-def _targets(claims: Claims, d: _Dims) -> Iterator[Target]:
+def _targets(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     source, block = f"model.layers.{d.layers}.", f"blk.{d.layers}."
 
     def take(name: str, target: str, *shape: int, fixed: bool = False) -> Target:
-        found = claims.source(source + name, shape)
+        found = sources.use(source + name, shape)
         always = F32 if fixed or len(shape) == 1 else None
         return Target(block + target, ggml_shape(shape), Recipe((found,)), always)
 
     def take_any(name: str, target: str, *shape: int) -> Iterator[Target]:
-        if claims.has(source + name):
+        if sources.has(source + name):
             yield take(name, target, *shape)
 
     q, kv = d.heads * d.head_dim, d.kv_heads * d.head_dim
@@ -123,12 +123,12 @@ def _targets(claims: Claims, d: _Dims) -> Iterator[Target]:
         shared: Shape = (d.shared_experts * d.expert_ffn, d.hidden)
         if part == "down":
             shape, shared = shape[::-1], shared[::-1]
-        sources = tuple(
-            claims.source(f"{source}mlp.experts.{i}.{part}_proj.weight", shape)
+        experts = tuple(
+            sources.use(f"{source}mlp.experts.{i}.{part}_proj.weight", shape)
             for i in range(d.experts)
         )
         stack = (*reversed(shape), d.experts)
-        yield Target(f"{block}ffn_{part}_exps.weight", stack, Recipe(sources))
+        yield Target(f"{block}ffn_{part}_exps.weight", stack, Recipe(experts))
         yield take(f"mlp.shared_experts.{part}_proj.weight", f"ffn_{part}_shexp.weight", *shared)
 
 

@@ -18,14 +18,14 @@ from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.claims import Claims
 from ..checkpoints.config import ConfigReader
+from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Arithmetic, Order, Recipe, Target
-from .blueprint import MAX_LAYERS, Blueprint, HeadChoice, typed
 from .layers import Layer, LayeredModel, count_mtp_layers, last_norm_and_vocabulary, opened
 from .parts import wants
+from .target_model import MAX_LAYERS, HeadChoice, TargetModel, typed
 
-__all__ = ["ARCHITECTURES", "blueprint", "wants"]
+__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("Glm5NextForConditionalGeneration",)
 
@@ -83,29 +83,29 @@ class _Dims:
         return self.heads * self.linear_head
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
     config = checkpoint.reader
     _check(config)
     n_mtp = count_mtp_layers(checkpoint, config, head)
     dims = _read_dims(config, checkpoint.config, n_mtp)
-    claims = opened(checkpoint, head)
+    sources = opened(checkpoint, head)
     layers = len(dims.linear)
     model = LayeredModel(
         architecture="glm5-next",
         n_trunk=layers,
         n_mtp=dims.n_mtp,
         n_vocab=dims.vocab,
-        shared=last_norm_and_vocabulary(claims, dims.hidden, dims.vocab),
-        trunk=_trunk(claims, dims),
-        head=_head(claims, dims),
+        shared=last_norm_and_vocabulary(sources, dims.hidden, dims.vocab),
+        trunk=_trunk(sources, dims),
+        head=_head(sources, dims),
         hparams=lambda n_mtp: _hparams(config, dims, n_mtp),
         trunk_names=[f"model.layers.{i}." for i in range(layers)],
         head_names=[f"model.layers.{layers + i}." for i in range(dims.n_mtp)],
         splits=_SPLITS,
         tokens=_TOKENS,
     )
-    return model.blueprint(claims, head)
+    return model.target_model(sources, head)
 
 
 def _check(c: ConfigReader) -> None:
@@ -227,9 +227,9 @@ def _dense(c: ConfigReader, layers: int) -> int:
     return dense
 
 
-def _trunk(claims: Claims, d: _Dims) -> Iterator[Target]:
+def _trunk(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     for index, linear in enumerate(d.linear):
-        layer = Layer(claims, f"model.layers.{index}.", f"blk.{index}.")
+        layer = Layer(sources, f"model.layers.{index}.", f"blk.{index}.")
         for half in ("attn", "ffn"):
             yield from _hyper_connection(layer, d, f"hc_{half}_")
         yield from _norms(layer, d)
@@ -237,9 +237,9 @@ def _trunk(claims: Claims, d: _Dims) -> Iterator[Target]:
         yield from layer.gated(d.hidden, d.ffn) if index < d.dense else _experts(layer, d)
 
 
-def _head(claims: Claims, d: _Dims) -> Iterator[Target]:
+def _head(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     for index in range(len(d.linear), len(d.linear) + d.n_mtp):
-        layer = Layer(claims, f"model.layers.{index}.", f"blk.{index}.")
+        layer = Layer(sources, f"model.layers.{index}.", f"blk.{index}.")
         yield layer.take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
         yield layer.take("enorm.weight", "nextn.enorm.weight", d.hidden)
         yield layer.take("hnorm.weight", "nextn.hnorm.weight", d.hidden)
@@ -272,7 +272,7 @@ def _linear_attention(layer: Layer, d: _Dims) -> Iterator[Target]:
     for part in ("q", "k", "v"):
         yield layer.take(f"self_attn.{part}_proj.weight", f"attn_{part}.weight", d.inner, d.hidden)
         source = layer.source + f"self_attn.{part}_conv1d.weight"
-        recipe = Recipe((layer.claims.source(source, (d.inner, 1, d.conv)),))
+        recipe = Recipe((layer.sources.use(source, (d.inner, 1, d.conv)),))
         name = f"{layer.target}ssm_conv1d_{part}.weight"
         yield Target(name, (d.conv, 1, d.inner, 1), recipe, F32)
     for gate in ("f", "g"):
@@ -288,7 +288,7 @@ def _linear_attention(layer: Layer, d: _Dims) -> Iterator[Target]:
 
 def _attention(layer: Layer, d: _Dims, indexed: bool) -> Iterator[Target]:
     """Latent attention. indexed: with an indexer of its own."""
-    attention = Layer(layer.claims, f"{layer.source}self_attn.", layer.target)
+    attention = Layer(layer.sources, f"{layer.source}self_attn.", layer.target)
     yield attention.take("q_a_proj.weight", "attn_q_a.weight", d.q_rank, d.hidden)
     yield attention.take("q_a_layernorm.weight", "attn_q_a_norm.weight", d.q_rank)
     yield attention.take("q_b_proj.weight", "attn_q_b.weight", d.heads * d.key, d.q_rank)
@@ -303,7 +303,7 @@ def _attention(layer: Layer, d: _Dims, indexed: bool) -> Iterator[Target]:
 def _keys_and_values(layer: Layer, d: _Dims) -> Iterator[Target]:
     """The parts of the matrix that expands the latent vector, for each head."""
     rows = d.heads * (d.key + d.value)
-    source = layer.claims.source(f"{layer.source}kv_b_proj.weight", (rows, d.kv_rank))
+    source = layer.sources.use(f"{layer.source}kv_b_proj.weight", (rows, d.kv_rank))
     keys, values = _parts_of_heads(d.heads, d.key, d.value)
     recipe = Recipe((source,), row_order=keys, transposed=True)
     yield Target(f"{layer.target}attn_k_b.weight", (d.key, d.kv_rank, d.heads), recipe)

@@ -15,12 +15,12 @@ from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.tensor_types import F32, TensorType
 
 from ..checkpoints.checkpoint import APPENDED_KEY, Checkpoint
-from ..checkpoints.claims import Claims, ggml_shape
 from ..checkpoints.config import ConfigReader
 from ..checkpoints.quantized import check_schemes
+from ..checkpoints.source_tensors import SourceTensors, ggml_shape
 from ..plans.recipe import Arithmetic, Order, Recipe, Target
-from .blueprint import Blueprint, HeadChoice
 from .parts import wants
+from .target_model import HeadChoice, TargetModel
 
 OTHER_TOWERS = "vision and audio towers, which llama.cpp's converter writes (--mmproj)"
 
@@ -29,13 +29,13 @@ OTHER_TOWERS = "vision and audio towers, which llama.cpp's converter writes (--m
 class Layer:
     """A layer of a checkpoint and the block that it becomes, by the prefixes of their names."""
 
-    claims: Claims
+    sources: SourceTensors
     source: str
     target: str
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
-        return self.claims.has(self.source + name)
+        return self.sources.has(self.source + name)
 
     def take(
         self,
@@ -48,7 +48,7 @@ class Layer:
     ) -> Target:
         """The target of one tensor of this shape; vectors are always F32."""
         recipe = Recipe(
-            (self.claims.source(self.source + name, shape),),
+            (self.sources.use(self.source + name, shape),),
             row_order=row_order,
             arithmetic=arithmetic,
         )
@@ -70,21 +70,21 @@ class Layer:
         arithmetic: Arithmetic = Arithmetic.NONE,
     ) -> Target:
         """The F32 target of a vector of `count` values as rows of `width`."""
-        source = self.claims.source(self.source + name, (count,))
+        source = self.sources.use(self.source + name, (count,))
         recipe = Recipe((source,), arithmetic=arithmetic, width=width)
         return Target(self.target + target, (width, count // width), recipe, F32)
 
     def stacked(self, parts: Mapping[str, int], target: str, width: int) -> Target:
         """One target of several tensors, given with their rows, one below the other."""
         sources = tuple(
-            self.claims.source(self.source + name, (rows, width)) for name, rows in parts.items()
+            self.sources.use(self.source + name, (rows, width)) for name, rows in parts.items()
         )
         return Target(self.target + target, (width, sum(parts.values())), Recipe(sources))
 
     def experts(self, name: str, target: str, count: int, *shape: int) -> Target:
         """One target of the tensors of all experts; `name` has their number as {}."""
         sources = tuple(
-            self.claims.source(self.source + name.format(expert), shape) for expert in range(count)
+            self.sources.use(self.source + name.format(expert), shape) for expert in range(count)
         )
         return Target(self.target + target, (*reversed(shape), count), Recipe(sources))
 
@@ -113,12 +113,12 @@ class Layer:
 class LayeredModel:
     """A model whose layers are converted one by one.
 
-    shared, trunk, head: targets, made when they are read, so that no other part's tensors are
-    claimed. Those of `shared` end with the one whose rows are the vocabulary. hparams: the
+    shared, trunk, head: targets, made when they are read, so that no other part's tensors
+    count as used. Those of `shared` end with the one whose rows are the vocabulary. hparams: the
     metadata for a number of MTP layers, without the architecture's prefix. trunk_names,
     head_names, shared_names: how the names of tensors begin. never: why tensors are in no file, by
     how their names begin. computed: F32 tensors that trunk and head share and no source has.
-    splits, tokens: those of the blueprint.
+    splits, tokens: those of the TargetModel.
     """
 
     architecture: str
@@ -137,7 +137,7 @@ class LayeredModel:
     splits: Mapping[str, str] = field(default_factory=dict)
     tokens: Mapping[str, str] = field(default_factory=dict)
 
-    def blueprint(self, claims: Claims, part: HeadChoice) -> Blueprint:
+    def target_model(self, sources: SourceTensors, part: HeadChoice) -> TargetModel:
         """Name and shape of every target of a part; CheckpointError for unknown tensors."""
         alone = part in (HeadChoice.ALONE, HeadChoice.BLOCK)
         shared = [] if part is HeadChoice.BLOCK else list(self.shared)
@@ -145,11 +145,11 @@ class LayeredModel:
         n_mtp = 0 if part is HeadChoice.NONE else self.n_mtp
         head = list(self.head) if n_mtp else []
         keys = self.hparams(n_mtp)
-        return Blueprint(
+        return TargetModel(
             architecture=self.architecture,
             hparams={f"{self.architecture}.{key}": value for key, value in keys.items()},
             targets=(*shared, *trunk, *head),
-            skipped=claims.skipped({**self._unwanted(part), **self.never}),
+            skipped=sources.skipped({**self._unwanted(part), **self.never}),
             n_trunk=self.n_trunk,
             n_mtp=n_mtp,
             n_vocab=self.n_vocab,
@@ -170,22 +170,22 @@ class LayeredModel:
         return {}
 
 
-def last_norm_and_vocabulary(claims: Claims, hidden: int, vocab: int) -> Iterator[Target]:
+def last_norm_and_vocabulary(sources: SourceTensors, hidden: int, vocab: int) -> Iterator[Target]:
     """What trunk and head share, as most models name it: the last norm, embedding and output."""
-    model = Layer(claims, "", "")
+    model = Layer(sources, "", "")
     yield model.take("model.norm.weight", "output_norm.weight", hidden)
     yield model.take("model.embed_tokens.weight", "token_embd.weight", vocab, hidden)
     yield model.take("lm_head.weight", "output.weight", vocab, hidden)
 
 
-def opened(checkpoint: Checkpoint, part: HeadChoice) -> Claims:
+def opened(checkpoint: Checkpoint, part: HeadChoice) -> SourceTensors:
     """The tensors of a checkpoint, after a check that those of the part can be converted."""
     check_schemes(
         tensor
         for name, tensor in checkpoint.tensors.items()
         if wants(name, part, checkpoint.config)
     )
-    return Claims(checkpoint, OTHER_TOWERS)
+    return SourceTensors(checkpoint, OTHER_TOWERS)
 
 
 def count_mtp_layers(

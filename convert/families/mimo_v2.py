@@ -18,10 +18,9 @@ from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.claims import Claims
 from ..checkpoints.config import ConfigReader
+from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Order, Target
-from .blueprint import MAX_LAYERS, SIGMOID, Blueprint, HeadChoice, typed
 from .layers import (
     OTHER_TOWERS,
     Layer,
@@ -31,8 +30,9 @@ from .layers import (
     opened,
 )
 from .parts import wants
+from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel, typed
 
-__all__ = ["ARCHITECTURES", "blueprint", "wants"]
+__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM")
 
@@ -62,24 +62,24 @@ class _Dims:
     n_mtp: int
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
     config = checkpoint.reader
     _check(config)
     dims = _read_dims(config, count_mtp_layers(checkpoint, config, head))
-    claims = opened(checkpoint, head)
+    sources = opened(checkpoint, head)
     model = LayeredModel(
         architecture="mimo2",
         n_trunk=len(dims.windows),
         n_mtp=dims.n_mtp,
         n_vocab=dims.vocab,
-        shared=last_norm_and_vocabulary(claims, dims.hidden, dims.vocab),
-        trunk=_trunk(claims, dims),
-        head=_head(claims, dims),
+        shared=last_norm_and_vocabulary(sources, dims.hidden, dims.vocab),
+        trunk=_trunk(sources, dims),
+        head=_head(sources, dims),
         hparams=lambda n_mtp: _hparams(config, dims, n_mtp),
         never=_TOWERS,
     )
-    return model.blueprint(claims, head)
+    return model.target_model(sources, head)
 
 
 def _check(c: ConfigReader) -> None:
@@ -128,9 +128,9 @@ def _windows(c: ConfigReader, layers: int) -> tuple[bool, ...]:
     return tuple(entry == 1 for entry in pattern)
 
 
-def _trunk(claims: Claims, d: _Dims) -> Iterator[Target]:
+def _trunk(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     for index, window in enumerate(d.windows):
-        layer = Layer(claims, f"model.layers.{index}.", f"blk.{index}.")
+        layer = Layer(sources, f"model.layers.{index}.", f"blk.{index}.")
         yield layer.take("post_attention_layernorm.weight", "ffn_norm.weight", d.hidden)
         yield from _attention(layer, d, window, fused=False)
         if not layer.has("mlp.gate.weight"):
@@ -141,9 +141,9 @@ def _trunk(claims: Claims, d: _Dims) -> Iterator[Target]:
         yield from layer.gated_experts(d.hidden, d.expert_ffn, d.experts)
 
 
-def _head(claims: Claims, d: _Dims) -> Iterator[Target]:
+def _head(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     for index in range(d.n_mtp):
-        layer = Layer(claims, f"mtp.layers.{index}.", f"blk.{len(d.windows) + index}.")
+        layer = Layer(sources, f"mtp.layers.{index}.", f"blk.{len(d.windows) + index}.")
         yield layer.take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
         yield layer.take("enorm.weight", "nextn.enorm.weight", d.hidden)
         yield layer.take("hnorm.weight", "nextn.hnorm.weight", d.hidden)
@@ -162,7 +162,7 @@ def _attention(layer: Layer, d: _Dims, window: bool, fused: bool) -> Iterator[Ta
     yield from layer.optional("self_attn.attention_sink_bias", "attn_sinks.weight", d.heads)
     name = "self_attn.qkv_proj.weight"
     if layer.has(name):
-        order = _of_all_devices(rows, layer.claims.devices(layer.source + name))
+        order = _of_all_devices(rows, layer.sources.devices(layer.source + name))
         yield layer.take(name, "attn_qkv.weight", sum(rows.values()), d.hidden, row_order=order)
     elif fused:
         parts = {f"self_attn.{part}_proj.weight": count for part, count in rows.items()}

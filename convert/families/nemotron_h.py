@@ -16,14 +16,14 @@ from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.claims import Claims
 from ..checkpoints.config import ConfigReader
+from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Arithmetic, Order, Target
-from .blueprint import MAX_LAYERS, Blueprint, HeadChoice, typed
 from .layers import Layer, LayeredModel, count_mtp_layers, opened
 from .parts import wants
+from .target_model import MAX_LAYERS, HeadChoice, TargetModel, typed
 
-__all__ = ["ARCHITECTURES", "blueprint", "wants"]
+__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("NemotronHForCausalLM",)
 
@@ -69,26 +69,26 @@ class _Dims:
         return self.inner + 2 * self.groups * self.state
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
     config = checkpoint.reader
     _check(config)
     dims = _read_dims(config, count_mtp_layers(checkpoint, config, head, parts=2))
-    claims = opened(checkpoint, head)
-    root = "backbone." if claims.has("backbone.embeddings.weight") else "model."
+    sources = opened(checkpoint, head)
+    root = "backbone." if sources.has("backbone.embeddings.weight") else "model."
     model = LayeredModel(
         architecture="nemotron_h_moe",
         n_trunk=len(dims.kinds),
         n_mtp=dims.n_mtp,
         n_vocab=dims.vocab,
-        shared=_shared(claims, dims, root),
-        trunk=_trunk(claims, dims, root),
-        head=_head(claims, dims),
+        shared=_shared(sources, dims, root),
+        trunk=_trunk(sources, dims, root),
+        head=_head(sources, dims),
         hparams=lambda n_mtp: _hparams(config, dims, n_mtp),
         trunk_names=(f"{root}layers.",),
         shared_names=(f"{root}embeddings.", f"{root}norm_f.", "lm_head."),
     )
-    return model.blueprint(claims, head)
+    return model.target_model(sources, head)
 
 
 def _check(c: ConfigReader) -> None:
@@ -148,24 +148,24 @@ def _kinds(c: ConfigReader) -> str:
     return found
 
 
-def _shared(claims: Claims, d: _Dims, root: str) -> Iterator[Target]:
-    model = Layer(claims, "", "")
+def _shared(sources: SourceTensors, d: _Dims, root: str) -> Iterator[Target]:
+    model = Layer(sources, "", "")
     yield model.take(f"{root}norm_f.weight", "output_norm.weight", d.hidden)
     yield model.take(f"{root}embeddings.weight", "token_embd.weight", d.vocab, d.hidden)
     yield model.take("lm_head.weight", "output.weight", d.vocab, d.hidden)
 
 
-def _trunk(claims: Claims, d: _Dims, root: str) -> Iterator[Target]:
+def _trunk(sources: SourceTensors, d: _Dims, root: str) -> Iterator[Target]:
     tensors = {_MAMBA: _mamba, _ATTENTION: _attention, _EXPERTS: _experts}
     for index, kind in enumerate(d.kinds):
-        layer = Layer(claims, f"{root}layers.{index}.", f"blk.{index}.")
+        layer = Layer(sources, f"{root}layers.{index}.", f"blk.{index}.")
         yield layer.take("norm.weight", "attn_norm.weight", d.hidden)
         yield from tensors[kind](layer, d)
 
 
-def _head(claims: Claims, d: _Dims) -> Iterator[Target]:
+def _head(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     attention, experts = (
-        Layer(claims, f"mtp.layers.{part}.", f"blk.{len(d.kinds)}.") for part in (0, 1)
+        Layer(sources, f"mtp.layers.{part}.", f"blk.{len(d.kinds)}.") for part in (0, 1)
     )
     yield attention.take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
     yield attention.take("enorm.weight", "nextn.enorm.weight", d.hidden)

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from ..checkpoints.checkpoint import canonical_name, head_test, is_vision
-from .blueprint import HeadChoice
+from .target_model import HeadChoice
 
 _LAYERS = re.compile(r"(model|backbone)\.layers\.")
 

@@ -19,12 +19,12 @@ from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import LAYERS_KEY, Checkpoint
-from ..checkpoints.claims import Claims, Shape, ggml_shape
 from ..checkpoints.config import LARGEST_SIZE, ConfigReader, is_whole
 from ..checkpoints.quantized import check_schemes
+from ..checkpoints.source_tensors import Shape, SourceTensors, ggml_shape
 from ..plans.recipe import Arithmetic, Order, Recipe, Target
-from .blueprint import MAX_LAYERS, Blueprint, HeadChoice
 from .parts import wants
+from .target_model import MAX_LAYERS, HeadChoice, TargetModel
 
 # Default of transformers (RotaryEmbeddingConfigMixin).
 DEFAULT_ROPE_THETA = 10_000.0
@@ -254,9 +254,9 @@ class QwenModel:
     architecture: llama.cpp's name. linear_attention: the tensors of those layers. sections: of
     M-RoPE, None for a family without it. norms, full_attention: tensors of every block, and of one
     with full attention. last: those after the trunk's last layer; last_in_head: whether a head-only
-    file has them. mtp: those of the head outside its block. more: targets of a block that are no
-    plain entries, by the claims and the prefixes of its names. constants:
-    how the names of tensors end that are whole numbers, not weights. keys: further metadata.
+    file has them. mtp: those of the head outside its block. more: makes the other targets of a
+    block from the source tensors and the prefixes of its names. constants: the ends of the names of
+    tensors that are whole numbers, not weights. keys: further metadata.
     """
 
     config: ConfigReader
@@ -270,12 +270,12 @@ class QwenModel:
     last_in_head: bool = True
     mtp: tuple[Entry, ...] = MTP
     joined: tuple[tuple[str, ...], str] | None = None
-    more: Callable[[Claims, str, str], Iterator[Target]] = lambda *_: iter(())
+    more: Callable[[SourceTensors, str, str], Iterator[Target]] = lambda *_: iter(())
     constants: tuple[str, ...] = ()
     keys: Mapping[str, Value] = field(default_factory=dict)
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> TargetModel:
     """Name and shape of every target of a checkpoint.
 
     CheckpointError if config and tensors contradict each other, if a tensor is missing or has a
@@ -287,20 +287,20 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blu
         for name, tensor in checkpoint.tensors.items()
         if wants(name, head, checkpoint.config) and not name.endswith(model.constants)
     )
-    claims = Claims(checkpoint)
-    _check_head_is_there(checkpoint, dims, claims, head)
+    sources = SourceTensors(checkpoint)
+    _check_head_is_there(checkpoint, dims, sources, head)
 
     alone = head in (HeadChoice.ALONE, HeadChoice.BLOCK)
-    trunk = [] if alone else list(_trunk_targets(claims, model))
-    shared = [] if head is HeadChoice.BLOCK else _shared_targets(claims, model, head)
+    trunk = [] if alone else list(_trunk_targets(sources, model))
+    shared = [] if head is HeadChoice.BLOCK else _shared_targets(sources, model, head)
     with_head = dims.n_mtp and head is not HeadChoice.NONE
-    mtp = list(_mtp_targets(claims, model)) if with_head else []
+    mtp = list(_mtp_targets(sources, model)) if with_head else []
     n_mtp = 1 if mtp else 0
-    return Blueprint(
+    return TargetModel(
         architecture=model.architecture,
         hparams=_hparams(model, n_mtp),
         targets=(*shared, *trunk, *mtp),
-        skipped=claims.skipped(_unwanted(claims, head, model)),
+        skipped=sources.skipped(_unwanted(sources, head, model)),
         n_trunk=dims.layers,
         n_mtp=n_mtp,
         n_vocab=dims.vocab,
@@ -308,15 +308,15 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> Blu
     )
 
 
-def _shared_targets(claims: Claims, model: QwenModel, head: HeadChoice) -> list[Target]:
+def _shared_targets(sources: SourceTensors, model: QwenModel, head: HeadChoice) -> list[Target]:
     """The targets that trunk and head share; the rows of the last are the output vocabulary."""
     embedding = EMBEDDING
-    if model.dims.tied and not claims.has(EMBEDDING.source) and claims.has(OUTPUT.source):
+    if model.dims.tied and not sources.has(EMBEDDING.source) and sources.has(OUTPUT.source):
         embedding = replace(EMBEDDING, source=OUTPUT.source)  # some tools keep this name of the two
     last = model.last if model.last_in_head or head is not HeadChoice.ALONE else ()
-    shared = [take(claims, model.dims, "", "", entry) for entry in (*last, embedding)]
-    if embedding is EMBEDDING and claims.has(OUTPUT.source):
-        shared.append(take(claims, model.dims, "", "", OUTPUT))
+    shared = [take(sources, model.dims, "", "", entry) for entry in (*last, embedding)]
+    if embedding is EMBEDDING and sources.has(OUTPUT.source):
+        shared.append(take(sources, model.dims, "", "", OUTPUT))
     elif not model.dims.tied:
         raise CheckpointError(
             f"{model.config.where}: tie_word_embeddings is false, but the checkpoint has no "
@@ -325,7 +325,7 @@ def _shared_targets(claims: Claims, model: QwenModel, head: HeadChoice) -> list[
     return shared
 
 
-def _unwanted(claims: Claims, head: HeadChoice, model: QwenModel) -> dict[str, str]:
+def _unwanted(sources: SourceTensors, head: HeadChoice, model: QwenModel) -> dict[str, str]:
     """Why source tensors are not converted, by prefix."""
     if head is HeadChoice.NONE:
         return {"mtp.": "MTP head (--no-mtp)"}
@@ -334,14 +334,14 @@ def _unwanted(claims: Claims, head: HeadChoice, model: QwenModel) -> dict[str, s
         HeadChoice.ALONE: dict.fromkeys(("model.layers.", *last), "trunk (--head-only)"),
         HeadChoice.BLOCK: dict.fromkeys(("model.", "lm_head."), "outside the MTP head"),
     }.get(head, {})
-    later = (n for n in claims.names_under("mtp.layers.") if not n.startswith(_MTP_LAYER))
+    later = (n for n in sources.names_under("mtp.layers.") if not n.startswith(_MTP_LAYER))
     return {**outside, **dict.fromkeys(later, _LATER_LAYERS)}
 
 
 def _check_head_is_there(
-    checkpoint: Checkpoint, dims: Dims, claims: Claims, head: HeadChoice
+    checkpoint: Checkpoint, dims: Dims, sources: SourceTensors, head: HeadChoice
 ) -> None:
-    found = claims.names_under("mtp.")
+    found = sources.names_under("mtp.")
     config = checkpoint.folder / "config.json"
     if head in (HeadChoice.ALONE, HeadChoice.BLOCK) and not found:
         option = "--head-only: " if head is HeadChoice.ALONE else ""
@@ -366,11 +366,11 @@ def _check_head_is_there(
 
 
 def take(
-    claims: Claims, dims: Dims, source_prefix: str, target_prefix: str, entry: Entry
+    sources: SourceTensors, dims: Dims, source_prefix: str, target_prefix: str, entry: Entry
 ) -> Target:
-    """Claim the source of an entry and return its target."""
+    """Mark the source of an entry as used and return its target."""
     shape = entry.shape(dims)
-    source = claims.source(source_prefix + entry.source, shape)
+    source = sources.use(source_prefix + entry.source, shape)
     recipe = entry.transform.recipe(source, dims)
     rows = shape[0] if recipe.row_order is None else len(recipe.row_order)
     return Target(
@@ -381,54 +381,54 @@ def take(
     )
 
 
-def _trunk_targets(claims: Claims, model: QwenModel) -> Iterator[Target]:
+def _trunk_targets(sources: SourceTensors, model: QwenModel) -> Iterator[Target]:
     for index, recurrent in enumerate(model.dims.recurrent):
         attention = model.linear_attention if recurrent else model.full_attention
-        yield from _block(claims, model, f"model.layers.{index}.", f"blk.{index}.", attention)
+        yield from _block(sources, model, f"model.layers.{index}.", f"blk.{index}.", attention)
 
 
-def _mtp_targets(claims: Claims, model: QwenModel) -> Iterator[Target]:
+def _mtp_targets(sources: SourceTensors, model: QwenModel) -> Iterator[Target]:
     target_prefix = f"blk.{model.dims.layers}."
     for entry in model.mtp:
-        yield take(claims, model.dims, "mtp.", target_prefix, entry)
+        yield take(sources, model.dims, "mtp.", target_prefix, entry)
     if model.joined is not None:
         names, target = model.joined
         width = model.dims.hidden
-        sources = tuple(claims.source("mtp." + name, (width, width)) for name in names)
+        parts = tuple(sources.use("mtp." + name, (width, width)) for name in names)
         shape = (len(names) * width, width)
-        yield Target(target_prefix + target, shape, Recipe(sources, joined=True))
-    if claims.has("mtp." + MTP_EMBEDDING.source):
-        yield take(claims, model.dims, "mtp.", target_prefix, MTP_EMBEDDING)
-    yield from _block(claims, model, _MTP_LAYER, target_prefix, model.full_attention)
+        yield Target(target_prefix + target, shape, Recipe(parts, joined=True))
+    if sources.has("mtp." + MTP_EMBEDDING.source):
+        yield take(sources, model.dims, "mtp.", target_prefix, MTP_EMBEDDING)
+    yield from _block(sources, model, _MTP_LAYER, target_prefix, model.full_attention)
 
 
 def _block(
-    claims: Claims, model: QwenModel, source: str, target: str, attention: tuple[Entry, ...]
+    sources: SourceTensors, model: QwenModel, source: str, target: str, attention: tuple[Entry, ...]
 ) -> Iterator[Target]:
     dims = model.dims
     for entry in (*model.norms, *attention, *(SHARED_EXPERT if dims.moe else DENSE_FFN)):
-        yield take(claims, dims, source, target, entry)
+        yield take(sources, dims, source, target, entry)
     if dims.moe:
-        yield from _experts(claims, dims, source + "mlp.experts.", target)
-    yield from model.more(claims, source, target)
+        yield from _experts(sources, dims, source + "mlp.experts.", target)
+    yield from model.more(sources, source, target)
 
 
-def _experts(claims: Claims, dims: Dims, source: str, target: str) -> Iterator[Target]:
-    fused = next((s for s in ("", ".weight") if claims.has(f"{source}gate_up_proj{s}")), None)
+def _experts(sources: SourceTensors, dims: Dims, source: str, target: str) -> Iterator[Target]:
+    fused = next((s for s in ("", ".weight") if sources.has(f"{source}gate_up_proj{s}")), None)
     for entry in EXPERT_PROJECTIONS:
         rows, columns = entry.shape(dims)
         shape = (columns, rows, dims.experts)
         if fused is None:
-            sources = tuple(
-                claims.source(f"{source}{i}.{entry.source}.weight", (rows, columns))
+            experts = tuple(
+                sources.use(f"{source}{i}.{entry.source}.weight", (rows, columns))
                 for i in range(dims.experts)
             )
-            recipe = Recipe(sources)
+            recipe = Recipe(experts)
         elif entry.source == "down_proj":
-            name = claims.source(f"{source}down_proj{fused}", (dims.experts, rows, columns))
+            name = sources.use(f"{source}down_proj{fused}", (dims.experts, rows, columns))
             recipe = Recipe((name,))
         else:
-            name = claims.source(f"{source}gate_up_proj{fused}", EXPERT_GATE_UP.shape(dims))
+            name = sources.use(f"{source}gate_up_proj{fused}", EXPERT_GATE_UP.shape(dims))
             half = 0 if entry.source == "gate_proj" else 1
             recipe = Recipe((name,), row_order=_half_of_experts(dims.experts, rows, half))
         yield Target(target + entry.target, shape, recipe)

@@ -11,11 +11,11 @@ head (repeat_interleave in Qwen3_5GatedDeltaNet.forward), while ggml cycles thro
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import LARGEST_SIZE, ConfigReader, is_whole
 from . import qwen
-from .blueprint import Blueprint, HeadChoice
 from .parts import wants
 from .qwen import Entry, QwenModel, Transform
+from .target_model import HeadChoice, TargetModel
 
-__all__ = ["ARCHITECTURES", "blueprint", "wants"]
+__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 _DENSE = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
 _MOE = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM")
@@ -74,14 +74,14 @@ LINEAR_ATTENTION = (
 )
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
     config = checkpoint.reader
     moe = config.architecture in _MOE
     dims = qwen.read_dims(config, checkpoint.mtp_layers(), moe)
     architecture = "qwen35moe" if moe else "qwen35"
     model = QwenModel(config, dims, architecture, LINEAR_ATTENTION, mrope_sections(config))
-    return qwen.blueprint(checkpoint, head, model)
+    return qwen.target_model(checkpoint, head, model)
 
 
 def mrope_sections(c: ConfigReader) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ values in one tensor and all gates in another.
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import ConfigReader
 from . import qwen
-from .blueprint import Blueprint, HeadChoice
 from .parts import wants
 from .qwen import Entry, QwenModel, Transform
+from .target_model import HeadChoice, TargetModel
 
-__all__ = ["ARCHITECTURES", "blueprint", "wants"]
+__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("Qwen3NextForCausalLM",)
 
@@ -53,13 +53,13 @@ LINEAR_ATTENTION = (
 )
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
     config = checkpoint.reader
     _check_experts(config)
     dims = qwen.read_dims(config, checkpoint.mtp_layers(), moe=True)
     model = QwenModel(config, dims, "qwen3next", LINEAR_ATTENTION)
-    return qwen.blueprint(checkpoint, head, model)
+    return qwen.target_model(checkpoint, head, model)
 
 
 def _check_experts(c: ConfigReader) -> None:

@@ -15,16 +15,16 @@ import numpy as np
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.claims import Claims
 from ..checkpoints.config import ConfigReader, is_whole
+from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Recipe, Target
 from . import qwen
-from .blueprint import Blueprint, HeadChoice, typed
 from .parts import wants
 from .qwen import Dims, Entry, QwenModel, norm
 from .qwen3_5 import LINEAR_ATTENTION, mrope_sections
+from .target_model import HeadChoice, TargetModel, typed
 
-__all__ = ["ARCHITECTURES", "blueprint", "wants"]
+__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM")
 
@@ -69,7 +69,7 @@ class _Ngrams:
         return (self.size - 1) * self.heads_per_size
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit.
 
     The hash constants of the n-gram embeddings are read from the checkpoint.
@@ -81,13 +81,13 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
     ngrams = None if head in (HeadChoice.ALONE, HeadChoice.BLOCK) else _read_ngrams(config, dims)
     constants: dict[str, tuple[int, ...]] = {}
 
-    def more(claims: Claims, source: str, target: str) -> Iterator[Target]:
-        if claims.has(f"{source}self_attn.indexer.index_qk_proj.weight"):
-            yield from _indexer(claims, dims, sizes, source, target)
+    def more(sources: SourceTensors, source: str, target: str) -> Iterator[Target]:
+        if sources.has(f"{source}self_attn.indexer.index_qk_proj.weight"):
+            yield from _indexer(sources, dims, sizes, source, target)
         if ngrams is not None and source == f"model.layers.{ngrams.layer}.":
-            constants.update(_read_constants(claims, ngrams, f"{source}ple."))
-            yield from _embeddings(claims, dims, sizes, ngrams, (source, target))
-            yield _table(claims, ngrams, constants, f"{source}ple.ple_embedding.", config)
+            constants.update(_read_constants(sources, ngrams, f"{source}ple."))
+            yield from _embeddings(sources, dims, sizes, ngrams, (source, target))
+            yield _table(sources, ngrams, constants, f"{source}ple.ple_embedding.", config)
 
     with_head = bool(dims.n_mtp) and head is not HeadChoice.NONE
     model = QwenModel(
@@ -102,7 +102,7 @@ def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
         constants=tuple(_CONSTANTS.values()),
         keys=_keys(dims, sizes, with_head),
     )
-    made = qwen.blueprint(checkpoint, head, model)
+    made = qwen.target_model(checkpoint, head, model)
     if ngrams is not None:
         made.hparams.update(_ngram_keys(config, dims, ngrams, constants))
     return made
@@ -209,17 +209,19 @@ def _mtp(s: _Sizes) -> tuple[Entry, ...]:
     )
 
 
-def _indexer(claims: Claims, d: Dims, s: _Sizes, source: str, target: str) -> Iterator[Target]:
+def _indexer(
+    sources: SourceTensors, d: Dims, s: _Sizes, source: str, target: str
+) -> Iterator[Target]:
     """Queries and keys of the indexer, which are one matrix in the checkpoint."""
     queries, rows = s.index_heads * s.index_dim, (s.index_heads + 1) * s.index_dim
-    name = claims.source(f"{source}self_attn.indexer.index_qk_proj.weight", (rows, d.hidden))
+    name = sources.use(f"{source}self_attn.indexer.index_qk_proj.weight", (rows, d.hidden))
     for part, order in (("q", np.arange(queries)), ("k", np.arange(queries, rows))):
         recipe = Recipe((name,), row_order=order)
         yield Target(f"{target}indexer.{part}_proj.weight", (d.hidden, len(order)), recipe)
 
 
 def _embeddings(
-    claims: Claims, d: Dims, s: _Sizes, n: _Ngrams, prefixes: tuple[str, str]
+    sources: SourceTensors, d: Dims, s: _Sizes, n: _Ngrams, prefixes: tuple[str, str]
 ) -> Iterator[Target]:
     """The tensors of the n-gram embeddings but for their table."""
     wide, width = s.streams * d.hidden, n.heads * n.width
@@ -234,19 +236,19 @@ def _embeddings(
     )
     source, target = prefixes
     for entry in entries:
-        yield qwen.take(claims, d, f"{source}ple.", f"{target}ple_", entry)
+        yield qwen.take(sources, d, f"{source}ple.", f"{target}ple_", entry)
 
 
-def _read_constants(claims: Claims, n: _Ngrams, source: str) -> dict[str, tuple[int, ...]]:
+def _read_constants(sources: SourceTensors, n: _Ngrams, source: str) -> dict[str, tuple[int, ...]]:
     counts = (n.size, n.heads, n.heads)
     return {
-        key: claims.integers(source + name, count)
+        key: sources.integers(source + name, count)
         for (key, name), count in zip(_CONSTANTS.items(), counts, strict=True)
     }
 
 
 def _table(
-    claims: Claims,
+    sources: SourceTensors,
     n: _Ngrams,
     constants: dict[str, tuple[int, ...]],
     source: str,
@@ -254,17 +256,17 @@ def _table(
 ) -> Target:
     """The table of all n-gram embeddings, which the checkpoint has in parts."""
     names = [f"{source}ngram_embedding.shard_{i}.weight" for i in range(n.parts)]
-    heights = [claims.rows(name, n.width) for name in names]
+    heights = [sources.rows(name, n.width) for name in names]
     ends = zip(constants["ple.head_offsets"], constants["ple.head_vocab_sizes"], strict=True)
     needed = max(first + count for first, count in ends)
     if not needed <= sum(heights) <= _MOST_ROWS:
         raise config.fault(
             "split_ngram_parts", f"parts of {needed} to {_MOST_ROWS} rows in all", sum(heights)
         )
-    sources = tuple(
-        claims.source(name, (height, n.width)) for name, height in zip(names, heights, strict=True)
+    parts = tuple(
+        sources.use(name, (height, n.width)) for name, height in zip(names, heights, strict=True)
     )
-    return Target(_TABLE, (n.width, sum(heights)), Recipe(sources))
+    return Target(_TABLE, (n.width, sum(heights)), Recipe(parts))
 
 
 def _keys(d: Dims, s: _Sizes, with_head: bool) -> dict[str, Value]:

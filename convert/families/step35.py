@@ -17,14 +17,14 @@ from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.claims import Claims
 from ..checkpoints.config import ConfigReader, is_whole
+from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Arithmetic, Target
-from .blueprint import MAX_LAYERS, SIGMOID, Blueprint, HeadChoice, typed
 from .layers import OTHER_TOWERS, Layer, LayeredModel, count_mtp_layers, opened
 from .parts import wants
+from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel, typed
 
-__all__ = ["ARCHITECTURES", "blueprint", "wants"]
+__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration")
 
@@ -52,27 +52,27 @@ class _Dims:
     shared_ffn: int
 
 
-def blueprint(checkpoint: Checkpoint, head: HeadChoice) -> Blueprint:
+def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
     config = checkpoint.reader
     _check(config)
     dims = _read_dims(config, count_mtp_layers(checkpoint, config, head))
-    claims = opened(checkpoint, head)
+    sources = opened(checkpoint, head)
     model = LayeredModel(
         architecture="step35",
         n_trunk=dims.n_trunk,
         n_mtp=dims.n_mtp,
         n_vocab=dims.vocab,
-        shared=_shared(claims, dims),
-        trunk=_layers(claims, dims, range(dims.n_trunk)),
-        head=_layers(claims, dims, range(dims.n_trunk, dims.n_trunk + dims.n_mtp)),
+        shared=_shared(sources, dims),
+        trunk=_layers(sources, dims, range(dims.n_trunk)),
+        head=_layers(sources, dims, range(dims.n_trunk, dims.n_trunk + dims.n_mtp)),
         hparams=lambda n_mtp: _hparams(config, dims, dims.n_trunk + n_mtp),
         trunk_names=[f"model.layers.{i}." for i in range(dims.n_trunk)],
         head_names=[f"model.layers.{dims.n_trunk + i}." for i in range(dims.n_mtp)],
         never=_TOWERS,
         computed=_rope_factors(config, dims),
     )
-    return model.blueprint(claims, head)
+    return model.target_model(sources, head)
 
 
 def _either(c: ConfigReader, ours: str, published: str) -> str:
@@ -131,8 +131,8 @@ def _windows(c: ConfigReader, layers: int, n_mtp: int) -> tuple[bool, ...]:
     return tuple(kind == _WINDOW for kind in padded[: layers + n_mtp])
 
 
-def _shared(claims: Claims, d: _Dims) -> Iterator[Target]:
-    model = Layer(claims, "", "")
+def _shared(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
+    model = Layer(sources, "", "")
     yield _norm(model, "model.norm.weight", "output_norm.weight", d.hidden)
     yield model.take("model.embed_tokens.weight", "token_embd.weight", d.vocab, d.hidden)
     yield model.take("lm_head.weight", "output.weight", d.vocab, d.hidden)
@@ -142,9 +142,9 @@ def _norm(layer: Layer, name: str, target: str, width: int) -> Target:
     return layer.take(name, target, width, arithmetic=Arithmetic.ADD_ONE)
 
 
-def _layers(claims: Claims, d: _Dims, indices: range) -> Iterator[Target]:
+def _layers(sources: SourceTensors, d: _Dims, indices: range) -> Iterator[Target]:
     for index in indices:
-        layer = Layer(claims, f"model.layers.{index}.", f"blk.{index}.")
+        layer = Layer(sources, f"model.layers.{index}.", f"blk.{index}.")
         yield from _attention(layer, d, d.windows[index])
         if layer.has("mlp.gate_proj.weight"):
             yield from layer.gated(d.hidden, d.ffn)

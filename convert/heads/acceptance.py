@@ -16,7 +16,7 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.progress import Progress
 
 if TYPE_CHECKING:
-    from mtp_gguf.native.acceptance import Measured
+    from mtp_gguf.native.checks.acceptance import Measured
 
 VARIABLE = "MTP_GGUF_ACCEPTANCE"  # 0: no acceptance is measured unless a command asks for it
 
@@ -92,7 +92,7 @@ def record_acceptance(path: Path, progress: Progress, least: float = LEAST) -> A
 def check_acceptance(path: Path, progress: Progress, least: float = LEAST) -> AcceptanceCheck:
     """Measure a finished file; if that fails, the result contains the reason."""
     try:
-        from mtp_gguf.native.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
+        from mtp_gguf.native.checks.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
 
         needed, free = memory_needed(path), process_memory.free_memory()
         if free < needed:

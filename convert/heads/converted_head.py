@@ -14,7 +14,7 @@ from mtp_gguf.gguf_tools.progress import Progress
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.hub_checkpoint import open_hub_checkpoint, remote_head_bytes, with_local_head
 from ..checkpoints.source_rows import SourceRows
-from ..families.blueprint import HeadChoice
+from ..families.target_model import HeadChoice
 from ..options import DEFAULT_HEAD_TYPE, DraftOptions
 from ..pipeline import run
 from ..plans.plan import DraftRequest, Request

@@ -151,7 +151,7 @@ def _better(
 
 
 def _check_memory(trunk: Path) -> None:
-    from mtp_gguf.native.acceptance import memory_needed  # noqa: PLC0415
+    from mtp_gguf.native.checks.acceptance import memory_needed  # noqa: PLC0415
 
     needed, free = memory_needed(trunk), process_memory.free_memory()
     if free < needed:
@@ -162,7 +162,7 @@ def _check_memory(trunk: Path) -> None:
 
 def _share(trunk: Path, head: Path | None) -> float:
     """Acceptance over the whole vocabulary on a built-in text."""
-    from mtp_gguf.native.acceptance import measure_in_subprocess  # noqa: PLC0415
+    from mtp_gguf.native.checks.acceptance import measure_in_subprocess  # noqa: PLC0415
 
     text = resources.files("mtp_gguf.bench") / "calibration" / "text.txt"
     with resources.as_file(text) as path:

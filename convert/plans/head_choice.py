@@ -20,7 +20,7 @@ from mtp_gguf.gguf_tools.progress import Progress
 
 from ..checkpoints.source_rows import SourceRows
 from ..conversion import planned
-from ..families.blueprint import HeadChoice
+from ..families.target_model import HeadChoice
 from ..pipeline import run
 from .plan import DraftRequest, Request
 

@@ -222,10 +222,10 @@ class Knapsack:
             damage = (damage[:, None] + harm).ravel()
             order = np.lexsort((damage, nbytes))
             least = np.minimum.accumulate(damage[order])
-            kept = order[np.diff(least, prepend=np.inf) < 0]
-            kept = kept[np.argsort(damage[kept] + price * nbytes[kept])[:_KEPT]]
-            nbytes, damage = nbytes[kept], damage[kept]
-            steps.append(np.divmod(kept, len(options)))
+            useful = order[np.diff(least, prepend=np.inf) < 0]
+            useful = useful[np.argsort(damage[useful] + price * nbytes[useful])[:_KEPT]]
+            nbytes, damage = nbytes[useful], damage[useful]
+            steps.append(np.divmod(useful, len(options)))
         found = []
         for end in np.flatnonzero((nbytes > small.nbytes) & (nbytes < large.nbytes)):
             types, at = {}, int(end)

@@ -22,7 +22,7 @@ from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import shard_path
 from mtp_gguf.quantize import ggml
 
-from ..families.blueprint import HeadChoice
+from ..families.target_model import HeadChoice
 from ..heads.draft_vocabulary import DraftVocabulary
 from .general import file_stem
 from .plan_notes import notes

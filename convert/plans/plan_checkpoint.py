@@ -25,8 +25,8 @@ from ..checkpoints.checkpoint import Checkpoint, is_vision
 from ..checkpoints.quantized import wants_16_bit_inputs
 from ..checkpoints.source_rows import SourceRows
 from ..checkpoints.weights import Nvfp4Weight
-from ..families.blueprint import Blueprint, HeadChoice
 from ..families.family import find_family
+from ..families.target_model import HeadChoice, TargetModel
 from ..heads import draft_vocabulary
 from ..heads.draft_vocabulary import DraftVocabulary
 from ..resolve import model_name, open_headers
@@ -86,31 +86,31 @@ def _sidecar(checkpoint: Checkpoint, request: Request, whole: Content) -> tuple[
 def make_content(checkpoint: Checkpoint, request: Request) -> Content:
     """The contents of the converted model; CheckpointError if the checkpoint is not convertible."""
     family = find_family(checkpoint.config, checkpoint.folder / "config.json")
-    blueprint = family.blueprint(checkpoint, request.head)
+    target_model = family.target_model(checkpoint, request.head)
     rows = SourceRows(checkpoint)
-    for target in blueprint.targets:
+    for target in target_model.targets:
         rows.check(target)
-    tokens, draft, template_notes = _vocabulary(checkpoint, request, blueprint)
+    tokens, draft, template_notes = _vocabulary(checkpoint, request, target_model)
     layout = request.draft.layout if request.draft else None
-    targets = blueprint.targets
+    targets = target_model.targets
     id_map = None
     if draft is not None and layout is not None and layout is not DraftLayout.IDS:
-        assert blueprint.output is not None  # conversions of only a block use the ids layout
+        assert target_model.output is not None  # conversions of only a block use the ids layout
         targets, id_map = with_draft_rows(
-            targets, blueprint.output, blueprint.n_trunk, draft, layout
+            targets, target_model.output, target_model.n_trunk, draft, layout
         )
-    kept = {}
+    nvfp4 = {}
     if request.head is not HeadChoice.ALONE:
-        kept = nvfp4_kept(targets, rows, range(blueprint.n_trunk))
-    targets = tuple(replace(t, fixed=NVFP4) if t.name in kept else t for t in targets)
+        nvfp4 = nvfp4_targets(targets, rows, range(target_model.n_trunk))
+    targets = tuple(replace(t, fixed=NVFP4) if t.name in nvfp4 else t for t in targets)
     general = general_metadata(
-        checkpoint.folder, request.model_name, blueprint.targets, FILE_TYPES[request.quant]
+        checkpoint.folder, request.model_name, target_model.targets, FILE_TYPES[request.quant]
     )
     metadata = {
-        "general.architecture": Value(ValueType.STRING, blueprint.architecture),
+        "general.architecture": Value(ValueType.STRING, target_model.architecture),
         **general,
-        **blueprint.hparams,
-        **nvfp4_metadata(kept),
+        **target_model.hparams,
+        **nvfp4_metadata(nvfp4),
         **imatrix_metadata(request.imatrix),
         **(draft.metadata(layout is DraftLayout.IDS) if draft else {}),
         **tokens,
@@ -119,11 +119,11 @@ def make_content(checkpoint: Checkpoint, request: Request) -> Content:
         metadata=metadata,
         targets=targets,
         id_map=id_map,
-        head_blocks=range(blueprint.n_trunk, blueprint.n_trunk + blueprint.n_mtp),
+        head_blocks=range(target_model.n_trunk, target_model.n_trunk + target_model.n_mtp),
         layout=layout,
         draft=draft,
-        skipped=blueprint.skipped,
-        scales={**blueprint.computed, **nvfp4_scales(kept)},
+        skipped=target_model.skipped,
+        scales={**target_model.computed, **nvfp4_scales(nvfp4)},
         notes=template_notes,
     )
 
@@ -146,13 +146,13 @@ def planned_file(model: str, quant: str, mtp_from: str | None) -> tuple[str, boo
 
 
 def _vocabulary(
-    checkpoint: Checkpoint, request: Request, blueprint: Blueprint
+    checkpoint: Checkpoint, request: Request, target_model: TargetModel
 ) -> tuple[dict[str, Value], DraftVocabulary | None, tuple[str, ...]]:
     """The tokenizer's keys, the draft vocabulary if one is requested, and notes on chat templates.
 
     The model that a block is added to has a tokenizer, so the block's checkpoint needs none.
     """
-    folder, n_vocab = checkpoint.folder, blueprint.n_vocab
+    folder, n_vocab = checkpoint.folder, target_model.n_vocab
     bare = request.head is HeadChoice.BLOCK and request.draft is None
     if bare and not any((folder / name).exists() for name in ("tokenizer.json", "vocab.json")):
         return {}, None, ()
@@ -160,18 +160,18 @@ def _vocabulary(
     required = special_ids(files, n_vocab)
     draft = None
     if request.draft:
-        if not blueprint.n_mtp:
+        if not target_model.n_mtp:
             raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
-        if BLOCKS[blueprint.architecture].graph:  # a runtime to come may use the others' list
-            check_list_for(blueprint.architecture, request.draft.layout, "--fastmtp")
+        if BLOCKS[target_model.architecture].graph:  # a runtime to come may use the others' list
+            check_list_for(target_model.architecture, request.draft.layout, "--fastmtp")
         draft = _rank(request.draft, files.tokenizer, required, n_vocab)
-    pre = request.tokenizer_pre or pre_tokenizer(files, blueprint.splits)
+    pre = request.tokenizer_pre or pre_tokenizer(files, target_model.splits)
     templates = chat_templates(folder, files.settings)
-    tokens = tokenizer_metadata(files, n_vocab, pre, blueprint.tokens)
+    tokens = tokenizer_metadata(files, n_vocab, pre, target_model.tokens)
     return {**tokens, **templates.keys}, draft, templates.notes
 
 
-def nvfp4_kept(
+def nvfp4_targets(
     targets: Sequence[Target], rows: SourceRows, blocks: range
 ) -> dict[str, list[Nvfp4Weight]]:
     """The targets that keep the checkpoint's NVFP4 blocks, with their sources, by name.
@@ -179,23 +179,23 @@ def nvfp4_kept(
     blocks: those of the trunk. The MTP head is written in its requested type, because no other tool
     supports a head in NVFP4.
     """
-    kept = {}
+    nvfp4 = {}
     for target in targets:
         block = block_of(target.name)
         if block is None or block in blocks:
             sources = rows.nvfp4_sources(target)
             if sources and target.name.endswith(".weight"):
-                kept[target.name] = sources
-    return kept
+                nvfp4[target.name] = sources
+    return nvfp4
 
 
-def nvfp4_scales(kept: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, NDArray[np.float32]]:
+def nvfp4_scales(nvfp4: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, NDArray[np.float32]]:
     """The `.scale` and `.input_scale` tensors of NVFP4 blocks, with one value per expert.
 
     Omitted, as in llama.cpp's converter, if all values are 1.
     """
     scales = {}
-    for name, sources in kept.items():
+    for name, sources in nvfp4.items():
         stem = name.removesuffix("weight")
         for suffix, values in (
             ("scale", [source.tensor_scale() for source in sources]),
@@ -209,10 +209,10 @@ def nvfp4_scales(kept: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, NDArray
 
 
 def nvfp4_metadata(
-    kept: Mapping[str, Sequence[Nvfp4Weight]],
+    nvfp4: Mapping[str, Sequence[Nvfp4Weight]],
 ) -> dict[str, Value]:
     """Metadata for NVFP4 tensors that need 16-bit activations (ModelOpt's W4A16_NVFP4)."""
-    names = sorted(name for name, sources in kept.items() if wants_16_bit_inputs(sources[0]))
+    names = sorted(name for name, sources in nvfp4.items() if wants_16_bit_inputs(sources[0]))
     if not names:
         return {}
     return {

@@ -33,7 +33,7 @@ from mtp_gguf.gguf_tools.hub.sources import FileSource
 from mtp_gguf.gguf_tools.model import Metadata, Model
 
 from ..checkpoints.checkpoint import Checkpoint, PlacedTensor
-from ..families.blueprint import HeadChoice
+from ..families.target_model import HeadChoice
 from ..heads.draft_vocabulary import DraftVocabulary
 from .plan import FILE_TYPE_KEY, Content, Plan, Request, imatrix_metadata, plans_of
 from .plan_checkpoint import with_draft_rows

@@ -10,7 +10,7 @@ from mtp_gguf.gguf_tools.vision import ARCHITECTURE, FILE_PREFIX, PART, PATCHES,
 
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source_rows import SourceRows
-from ..families.blueprint import HeadChoice
+from ..families.target_model import HeadChoice
 from ..families.vision import vision_tower
 from .general import file_stem, general_metadata
 from .plan import FILE_TYPE_KEY, Plan, PlannedTensor, Request, Shard

@@ -19,7 +19,7 @@ from mtp_gguf.gguf_tools.progress import Progress
 
 from ..checkpoints.source_rows import SourceRows
 from ..conversion import is_gguf, planned
-from ..families.blueprint import HeadChoice
+from ..families.target_model import HeadChoice
 from ..pipeline import run
 from .mix import (
     CANDIDATES,

@@ -34,7 +34,7 @@ def special_metadata(
 ) -> dict[str, Value]:
     """The keys for merges, special ids and added tokens.
 
-    tokens_by_role: as `Blueprint.tokens`.
+    tokens_by_role: as `TargetModel.tokens`.
     """
     roles = _Roles(files.settings)
     if files.definition:

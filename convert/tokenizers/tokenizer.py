@@ -43,7 +43,7 @@ def tokenizer_metadata(
 ) -> dict[str, Value]:
     """The tokenizer.* keys for `n_vocab` tokens, with unused ids named [PADn].
 
-    pre: the name of the pre-tokenizer. tokens_by_role: as `Blueprint.tokens`.
+    pre: the name of the pre-tokenizer. tokens_by_role: as `TargetModel.tokens`.
     """
     tokens, kinds = _tokens(files, n_vocab)
     return {
@@ -58,7 +58,7 @@ def tokenizer_metadata(
 def pre_tokenizer(files: TokenizerFiles, splits: Mapping[str, str]) -> str:
     """Return llama.cpp's name of the pre-tokenizer; CheckpointError if its split is unknown.
 
-    splits: as `Blueprint.splits`, beside those of all families.
+    splits: as `TargetModel.splits`, beside those of all families.
     """
     known = {**PRE_TOKENIZERS, **splits}
     for pattern in files.splits:

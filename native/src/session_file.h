@@ -1,5 +1,5 @@
 #pragma once
-// Session files: the one reader and writer, which Python (native/session_file.py) and llama-server
+// Session files: the one reader and writer, which Python (native/sessions/session_file.py) and llama-server
 // (native/server/session_folder.h) call through mtp.h. It knows neither llama.cpp nor JSON, trusts no byte, and does not
 // recurse.
 //

@@ -16,7 +16,7 @@ from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.run import Watcher, run_bench
 from mtp_gguf.bench.search import Space
 from mtp_gguf.bench.tune import TuneOptions, tune
-from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.machine import system
 from mtp_gguf.gguf_tools.profile import (
@@ -26,8 +26,8 @@ from mtp_gguf.gguf_tools.profile import (
     read_profiles,
 )
 from mtp_gguf.native.errors import ModelRefusedError
-from mtp_gguf.native.kernel_share import KernelShare
-from mtp_gguf.native.replay import replays
+from mtp_gguf.native.libraries.kernel_share import KernelShare
+from mtp_gguf.native.libraries.replay import replays
 from support.commands import invoke
 from support.models import Models
 

@@ -45,7 +45,7 @@ TASKS = [task("a", 10, needed=True), task("b", 20), task("c", 40), task("d", 5, 
 def test_fits(budget: float | None, amount: Amount, kept: str) -> None:
     plan = make_plan(TASKS, budget)
     assert plan.amount == amount
-    assert "".join(str(w.key) for w in plan.kept) == kept
+    assert "".join(str(w.key) for w in plan.planned) == kept
     assert {str(w.key) for w in plan.skipped} == set("abcd") - set(kept)
     assert plan.whole == 450
     if budget is not None and budget != 1:
@@ -61,19 +61,21 @@ def test_what_is_asked_for_is_not_chosen() -> None:
 
 def test_a_plan_follows_the_time_left() -> None:
     plan = make_plan(TASKS, 75)
-    assert plan.adjust({"a"}, 65).kept == plan.kept
+    assert plan.adjust({"a"}, 65).planned == plan.planned
     trimmed = plan.adjust({"a"}, 50)
-    assert "".join(str(w.key) for w in trimmed.kept) == "abd"
+    assert "".join(str(w.key) for w in trimmed.planned) == "abd"
     assert "".join(str(w.key) for w in trimmed.skipped) == "c"
-    assert trimmed.adjust({"a"}, 65).kept == plan.kept, "time was won back"
+    assert trimmed.adjust({"a"}, 65).planned == plan.planned, "time was won back"
     late = plan.adjust({"a", "b"}, -10)
-    assert "".join(str(w.key) for w in late.kept) == "abd", "what is done stays, and what is needed"
+    assert "".join(str(w.key) for w in late.planned) == "abd", (
+        "what is done stays, and what is needed"
+    )
 
 
 def test_lines_name_what_belongs_together() -> None:
     tasks = [Task(i, "texts", f"depth {i}", lambda _: 2.0) for i in (0, 1)]
     plan = make_plan([*tasks, task("a", 10)], 5)
-    assert plan.lines(plan.kept) == [("texts: depth 0, depth 1", 4.0)]
+    assert plan.lines(plan.planned) == [("texts: depth 0, depth 1", 4.0)]
     assert plan.lines(plan.skipped) == [("a", 10.0)]
 
 

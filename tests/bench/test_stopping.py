@@ -24,7 +24,7 @@ from mtp_gguf.bench.search import Space
 from mtp_gguf.bench.tune import TuneOptions, tune
 from mtp_gguf.gguf_tools.machine.system import PATCHED, STOCK
 from mtp_gguf.gguf_tools.profile import profile_path, read_profiles
-from mtp_gguf.native.exact import kernels
+from mtp_gguf.native.libraries.exact import kernels
 from mtp_gguf.server.find import VARIABLE
 from support.commands import invoke
 from support.stand_in_server import PATCHED_HELP, STOCK_HELP, write_stand_in

@@ -27,8 +27,8 @@ from mtp_gguf.cli.token_colors import style
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.model import Metadata
-from mtp_gguf.native.chat import Chat
-from mtp_gguf.native.sampling import Sampling
+from mtp_gguf.native.chat.chat import Chat
+from mtp_gguf.native.llama.sampling import Sampling
 from support.commands import MAIN, check_refusal, invoke, spawn, succeed
 from support.gguf_files import edited
 from support.models import DEMO, Models

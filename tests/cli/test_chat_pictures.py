@@ -16,10 +16,10 @@ import pytest
 from mtp_gguf.cli.conversation import Conversation
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.native import MTPLlama
-from mtp_gguf.native.chat import Chat
-from mtp_gguf.native.pictures import Pictures
+from mtp_gguf.native.chat.chat import Chat
+from mtp_gguf.native.chat.pictures import Pictures
+from mtp_gguf.native.llama.sampling import Sampling
 from mtp_gguf.native.runtime import llama_cpp
-from mtp_gguf.native.sampling import Sampling
 from support.checkpoints import TINY
 from support.commands import check_refusal, invoke, spawn, succeed
 from support.conversions import converted

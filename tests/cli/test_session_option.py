@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mtp_gguf.native import MTPLlama
-from mtp_gguf.native.session_file import read_header
+from mtp_gguf.native.sessions.session_file import read_header
 from support.commands import check_refusal, invoke
 from support.models import Models
 

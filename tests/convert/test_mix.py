@@ -9,13 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 
+from mtp_gguf.convert.checkpoints.checkpoint import open_checkpoint
+from mtp_gguf.convert.checkpoints.source_rows import SourceRows
 from mtp_gguf.convert.plans import mix, target_mix
 from mtp_gguf.convert.plans.mix import (
     Choice,
     Errors,
     Knapsack,
     groups,
+    measure_errors,
     read_recipe,
     recipe_lines,
     write_recipe,
@@ -25,8 +30,10 @@ from mtp_gguf.convert.plans.recipe import Recipe, Target
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.imatrix import Imatrix
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.runtime import plugged_kernels
+from mtp_gguf.quantize import ggml
 from support.commands import invoke, refused, succeed
 from support.gguf_files import tensors_of
 from support.models import Models
@@ -73,6 +80,33 @@ def test_no_choice_is_better(seed: int) -> None:
     mix.check_size(found, errors, knapsack.curve[0].nbytes, "--target-size")
     with pytest.raises(RequestError, match="choose a larger target"):
         knapsack.of_damage(knapsack.curve[-1].damage / 2)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_are_those_of_the_quantized_rows(weighted: bool, models: Models) -> None:
+    """Relative squared errors, by gguf-py's reading of the types."""
+    from safetensors.torch import load_file  # noqa: PLC0415  (slow)
+
+    folder = models.checkpoint("dense-tied")
+    tensors = {k: t for file in folder.glob("*.safetensors") for k, t in load_file(file).items()}
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.gate_proj.weight"))
+    values = tensors[name].float().numpy()
+    picked = np.unique(np.linspace(0, len(values) - 1, min(len(values), 64)).astype(int))
+    shape = values.shape[::-1]
+    importance = np.linspace(0.5, 4.0, shape[0], dtype=np.float32)
+    imatrix = Imatrix(folder, {"t": importance[None]}, [], 1) if weighted else None
+    with open_checkpoint(folder) as checkpoint:
+        target = Target("t", shape, Recipe((name,)))
+        found = measure_errors({"t": target}, SourceRows(checkpoint), imatrix, KINDS)["t"]
+    scale = importance if weighted else np.float32(1)
+    for kind in KINDS:
+        raw = ggml.quantize(kind, values[picked], importance if weighted else None)
+        data = raw.reshape(len(picked), -1).view(np.uint8)
+        read = dequantize(data, GGMLQuantizationType[kind.name])
+        error = (np.square(read - values[picked]) * scale).sum()
+        error /= (np.square(values[picked]) * scale).sum()
+        assert found[kind] == pytest.approx(error, rel=1e-4), kind.name
+    assert found[KINDS[0]] > found[KINDS[1]] > found[KINDS[2]] > found[KINDS[3]] > 0
 
 
 def test_groups_are_of_one_role_and_of_neighbours() -> None:

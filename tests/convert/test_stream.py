@@ -24,7 +24,7 @@ import pytest
 
 from mtp_gguf.convert.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mtp_gguf.convert.checkpoints.source_rows import SourceRows
-from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.convert.pipeline import run
 from mtp_gguf.convert.plans.plan import DraftRequest, Request
 from mtp_gguf.convert.plans.plan_checkpoint import make_plans

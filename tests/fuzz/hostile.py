@@ -124,7 +124,7 @@ def _bench(path: Path) -> str:
 
 
 def _plain(path: Path) -> str:
-    from mtp_gguf.native.generate import Generation, generate  # noqa: PLC0415
+    from mtp_gguf.native.chat.generate import Generation, generate  # noqa: PLC0415
 
     list(generate(path, [PROMPT], Generation(4, 0.8, 1, 128)))
     return "accepted"
@@ -141,7 +141,7 @@ def _vocabulary(path: Path, folder: Path) -> str:
 def _head_of_another(path: Path, trunk: Path) -> str:
     from contextlib import closing  # noqa: PLC0415
 
-    from mtp_gguf.native.llama import MTPLlama  # noqa: PLC0415
+    from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: PLC0415
 
     options: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "profile": False}
     with closing(MTPLlama(str(trunk), depth=2, mtp_head=str(path), **options)) as llm:

@@ -28,7 +28,7 @@ from mtp_gguf.gguf_tools.files.tensor_types import I64, TensorType
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.depth import DepthChooser, Outcome
 from mtp_gguf.native.lookup_files import Corpus
-from mtp_gguf.native.session_file import write_session
+from mtp_gguf.native.sessions.session_file import write_session
 from support.checkpoints import Spec
 from support.models import Models
 from support.native_trunk import opened_session

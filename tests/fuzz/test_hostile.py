@@ -21,8 +21,8 @@ from fuzz.native_corpus import DENSE, MOE
 
 from mtp_gguf.gguf_tools.files.format import ValueType
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.checks.trial import try_model
 from mtp_gguf.native.errors import ModelRefusedError
-from mtp_gguf.native.trial import try_model
 from support.commands import invoke
 from support.gguf_mutations import (
     AddTensor,

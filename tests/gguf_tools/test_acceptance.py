@@ -18,8 +18,8 @@ from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.heads.acceptance import LEAST
 from mtp_gguf.gguf_tools.machine import process_memory
 from mtp_gguf.gguf_tools.machine.text import human_bytes
-from mtp_gguf.native import acceptance as measuring
-from mtp_gguf.native.acceptance import measure_acceptance, memory_needed
+from mtp_gguf.native.checks import acceptance as measuring
+from mtp_gguf.native.checks.acceptance import measure_acceptance, memory_needed
 from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.runtime import VARIABLE
 from support.commands import invoke, succeed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtp_gguf.native.generate import Generation, generate
+from mtp_gguf.native.chat.generate import Generation, generate
 from mtp_gguf.native.runtime import VARIABLE
 from support.checkpoints import DENSE
 from support.commands import check_refusal, refused, spawn, succeed

@@ -19,7 +19,7 @@ from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.native import MTPLlama
-from mtp_gguf.native.replay import replays
+from mtp_gguf.native.libraries.replay import replays
 from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import invoke, refused, succeed

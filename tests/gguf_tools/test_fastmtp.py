@@ -360,4 +360,7 @@ def test_sizes_to_compare_with_what_is_drafted_over() -> None:
         stored = draft_in_use(StoredDraftVocabulary(layout, 1000, None, None), 248_320)
         assert stored
         assert (stored.size, stored.other_sizes) == (1000, [500, 250, *whole])
-    assert draft_in_use(None, 1000) is None
+    assert draft_in_use(None, 32767) is None
+    small = draft_in_use(None, 32768)
+    assert small is not None
+    assert (small.size, small.ring) == (8192, 2048 + 2048)

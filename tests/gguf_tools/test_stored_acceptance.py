@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from hashlib import blake2b
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from mtp_gguf.convert.heads import acceptance as measuring
 from mtp_gguf.gguf_tools.errors import RequestError
@@ -25,8 +27,8 @@ from mtp_gguf.gguf_tools.heads.acceptance import (
     store,
 )
 from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX, Metadata, header_keys, open_model
-from mtp_gguf.native.acceptance import measure_acceptance
-from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.native.checks.acceptance import measure_acceptance
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from mtp_gguf.server.model import open_model as open_served
 from support.commands import invoke, succeed
 from support.gguf_files import loads, value_of
@@ -89,6 +91,22 @@ def test_convert_stores_what_it_prints(made: tuple[Path, dict[str, Any]]) -> Non
     stored = stated(path).acceptance
     assert stored is not None
     assert stored.fields().items() <= found.items()
+
+
+def test_fingerprints_stay_the_same(made: tuple[Path, dict[str, Any]]) -> None:
+    """A file that was measured by another version is recognized: 8 bytes of BLAKE2b."""
+    path, _ = made
+    found = {"trunk": blake2b(digest_size=8), "head": blake2b(digest_size=8)}
+    reader = GGUFReader(path)
+    head = f"blk.{int(reader.fields['qwen35.block_count'].contents()) - 1}."
+    for tensor in sorted(reader.tensors, key=lambda tensor: tensor.name):
+        digest = found["head" if tensor.name.startswith(head) else "trunk"]
+        data, shape = tensor.data.tobytes(), tuple(map(int, tensor.shape))
+        digest.update(f"{tensor.name} {tensor.tensor_type.name} {shape}\n".encode())
+        middle = max(len(data) - 64, 0) // 2
+        digest.update(data[middle : middle + 64])
+    for part, digest in found.items():
+        assert value_of(path, f"{ACCEPTANCE_PREFIX}{part}") == digest.hexdigest()
 
 
 def test_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
-from mtp_gguf.native.exact import LANES_ROWS, MAX_ROWS
+from mtp_gguf.native.libraries.exact import LANES_ROWS, MAX_ROWS
 from mtp_gguf.native.runtime import VARIABLE
 from support.llama_libraries import CHOICE
 
 ASK = """
 import json, sys
 from pathlib import Path
-from mtp_gguf.native.exact import exact_batches, has_product_kernels
+from mtp_gguf.native.libraries.exact import exact_batches, has_product_kernels
 options = json.loads(sys.argv[2])
 found = exact_batches(Path(sys.argv[1]), options, two_phase=False)
 print(json.dumps([has_product_kernels(), found.min_rows, found.max_rows, options.get("type_k")]))

@@ -210,7 +210,7 @@ print(json.dumps([sorted(before - ggml.plugged.types()), ggml.plugged.computed("
 PLUG_IN_AGAIN = """
 import json, sys
 from pathlib import Path
-from mtp_gguf.native.plugged_kernels import plug_in
+from mtp_gguf.native.libraries.plugged_kernels import plug_in
 from mtp_gguf.native.runtime import llama_cpp
 print(json.dumps(plug_in(Path(sys.argv[1]), llama_cpp.llama_cpp._lib).reason))
 """

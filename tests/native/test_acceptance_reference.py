@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.heads.acceptance import POSITIONS
-from mtp_gguf.native.acceptance import measure_acceptance, places_of
-from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.native.checks.acceptance import measure_acceptance, places_of
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from support.models import DEMO, Models
 from support.reference_model import ReferenceModel
 

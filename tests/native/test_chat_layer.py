@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.native import MessagesError, ModelRefusedError, chat_layer
-from mtp_gguf.native.chat_answer import ChatAnswer
-from mtp_gguf.native.chat_layer import AnswerReader, ChatTemplate, Rendered
+from mtp_gguf.native import MessagesError, ModelRefusedError
+from mtp_gguf.native.chat import chat_layer
+from mtp_gguf.native.chat.chat_answer import ChatAnswer
+from mtp_gguf.native.chat.chat_layer import AnswerReader, ChatTemplate, Rendered
 from mtp_gguf.server.upstream_source import llama_cpp_source
 from support.hostile_templates import HOSTILE
 

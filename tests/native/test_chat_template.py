@@ -11,7 +11,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.native import MessagesError, MTPLlama
-from mtp_gguf.native.chat_layer import ChatTemplate
+from mtp_gguf.native.chat.chat_layer import ChatTemplate
 from support.gguf_files import Rewrite
 from support.models import DEMO, Dial
 

@@ -20,7 +20,7 @@ from support.models import Models
 ENDLESS = """
 import sys
 from mtp_gguf.native.crashes import tell_crashes
-from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 tell_crashes()
 with MTPLlama(sys.argv[1], n_ctx=32768, n_threads=1, depth=0) as llm:
     for token in llm.generate(llm.tokenize(b"a"), temp=0.0):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mtp_gguf.gguf_tools.depth_file import VARIABLE
-from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from support.models import Dial
 
 PROMPT = [5, 6, 7, 8]

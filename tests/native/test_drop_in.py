@@ -18,7 +18,7 @@ from llama_cpp.llama_cache import LlamaRAMCache
 
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import HeadMissingError
-from mtp_gguf.native.replay import replays
+from mtp_gguf.native.libraries.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
 from support.carried_models import add_byte_tokenizer
 from support.llama_libraries import STOCK, python_on
@@ -412,7 +412,7 @@ def test_an_evaluated_prompt_is_sampled_without_evaluating_it_again(dial: Dial) 
 def test_threads_default_to_the_performance_cores(
     dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtp_gguf.native.llama.computing_threads", lambda: 3)
+    monkeypatch.setattr("mtp_gguf.native.llama.loaded.computing_threads", lambda: 3)
     for given, expected in (({}, (3, 3)), ({"n_threads": None, "n_threads_batch": 1}, (3, 1))):
         with MTPLlama(str(dial("tiny")), n_ctx=64, **given) as llm:
             assert (llm.n_threads, llm.n_threads_batch) == expected

@@ -20,7 +20,7 @@ import pytest
 from mtp_gguf.gguf_tools.heads.nextn import BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.native import Checkpoint, CheckpointKind, MTPLlama, NativeError, Session
 from mtp_gguf.native.head import Draft, Head, SequenceTask
-from mtp_gguf.native.session_file import read_header
+from mtp_gguf.native.sessions.session_file import read_header
 from support import places
 from support.commands import succeed
 from support.models import Dial

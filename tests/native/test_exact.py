@@ -12,7 +12,12 @@ import pytest
 
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native.exact import Batches, exact_batches, has_product_kernels, sgemm_tensors
+from mtp_gguf.native.libraries.exact import (
+    Batches,
+    exact_batches,
+    has_product_kernels,
+    sgemm_tensors,
+)
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support.models import Dial, Models

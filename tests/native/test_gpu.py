@@ -24,7 +24,7 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import Head, MTPLlama, NativeError
 from mtp_gguf.native._bindings import check, library
 from mtp_gguf.native.head import SequenceTask
-from mtp_gguf.native.offload import check_split, gpu_names, last_gpu
+from mtp_gguf.native.libraries.offload import check_split, gpu_names, last_gpu
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support import near_ties, places

@@ -15,7 +15,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.native.replay import device_replays
+from mtp_gguf.native.libraries.replay import device_replays
 from support import places
 from support.llama_libraries import patched_libraries, result_of, walk
 from support.models import Models

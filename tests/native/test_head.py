@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.gguf_tools.files.format import open_gguf
 from mtp_gguf.gguf_tools.heads.fastmtp import IDS_KEY
 from mtp_gguf.native.errors import NativeError

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.native import MTPLlama, session_identity
-from mtp_gguf.native.runtime import llama_cpp
-from mtp_gguf.native.session_identity import (
+from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.llama import session_identity
+from mtp_gguf.native.llama.session_identity import (
     KEPT,
     PLACED,
     check_identity,
     identity_of,
     session_fields,
 )
+from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.server.upstream_source import base, base_names, fetch_archive
 from support.models import Dial
 

@@ -14,8 +14,8 @@ import pytest
 from llama_cpp.llama_grammar import LlamaGrammar
 
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native.json_schema import schema_grammar
-from mtp_gguf.native.schema_numbers import beyond, integers, numbers
+from mtp_gguf.native.schemas.json_schema import schema_grammar
+from mtp_gguf.native.schemas.schema_numbers import beyond, integers, numbers
 from support.commands import check_refusal, invoke
 from support.models import Models
 from support.schemas import SCHEMAS, Acceptance, check

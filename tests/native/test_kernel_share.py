@@ -9,7 +9,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.files.format import TensorInfo
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
-from mtp_gguf.native.kernel_share import KernelShare, kernel_share, weight_matrices
+from mtp_gguf.native.libraries.kernel_share import KernelShare, kernel_share, weight_matrices
 from mtp_gguf.native.runtime import plugged_kernels
 from support.commands import succeed
 from support.models import Models

@@ -1,6 +1,7 @@
 """Which kernels of the loaded ggml-cpu give a row different bits in batches of different sizes.
 
-native/exact.py lists them in three constants, which are compared with the kernels themselves.
+native/libraries/exact.py lists them in three constants, which are compared with the kernels
+themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
-from mtp_gguf.native.exact import MAX_ROWS, SGEMM_TYPES, SPLIT_CACHE_TYPES, has_product_kernels
+from mtp_gguf.native.libraries.exact import (
+    MAX_ROWS,
+    SGEMM_TYPES,
+    SPLIT_CACHE_TYPES,
+    has_product_kernels,
+)
 from support.ggml_graph import attention, expert_product, product
 
 pytestmark = [

@@ -16,9 +16,9 @@ from types import ModuleType
 
 import pytest
 
-from mtp_gguf.native import layouts
 from mtp_gguf.native.errors import LibraryMismatchError
-from mtp_gguf.native.layouts import STRUCTS, Sample, fit_structs, fitting
+from mtp_gguf.native.libraries import layouts
+from mtp_gguf.native.libraries.layouts import STRUCTS, Sample, fit_structs, fitting
 from mtp_gguf.native.runtime import _sample, llama_cpp
 
 DECLARED = llama_cpp.llama_cpp.llama_context_params

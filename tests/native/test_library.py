@@ -75,17 +75,22 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_function_of_the_header_is_declared() -> None:
-    """The prototype comments in the bindings match the header, and each function has its types."""
+    """The prototypes in the bindings are those of the header, and each function has its types."""
 
     def prototypes(text: list[str]) -> set[str]:
         return {re.sub(r"\s+", " ", p).replace("( ", "(") for p in text}
 
     code = re.sub(r"(?m)^#.*", "", HEADER.read_text())
     header = re.findall(r"MTP_API\s+([^;]*?);", code)
-    comments = re.sub(r"\n\s*#", " ", Path(_bindings.__file__).read_text())
-    declared = re.findall(r"((?:const char \*|\w+) ?mtp_\w+\([^;]*?\));", comments)
+    declared = re.findall(r"\s*([^;]+);", _bindings._PROTOTYPES)
     assert prototypes(header) == prototypes(declared)
     lib = _bindings.library()
+    c = ctypes
+    handle, texts = c.POINTER(c.c_void_p), c.POINTER(c.c_char_p)
+    assert lib.mtp_head_load.argtypes == [c.c_char_p, c.POINTER(_bindings.HeadParams), handle]
+    assert lib.mtp_tokenizer_fingerprint.argtypes == [texts, c.c_int32, c.POINTER(c.c_uint64)]
+    assert (lib.mtp_last_error.restype, lib.mtp_head_free.restype) == (c.c_char_p, None)
+    assert lib.mtp_call_for_struct.argtypes == [c.c_void_p, c.c_void_p]
     for prototype in header:
         name = re.search(r"mtp_\w+(?=\()", prototype)
         assert name

@@ -22,11 +22,11 @@ from llama_cpp.llama_grammar import LlamaGrammar
 from typer.testing import CliRunner
 
 from mtp_gguf.cli.generate import generate as generate_command
-from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.gguf_tools.files.format import open_gguf
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefusedError
-from mtp_gguf.native.replay import replays
+from mtp_gguf.native.libraries.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
 from support import places
 from support.gguf_files import Rewrite

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
-from mtp_gguf.native import MTPLlama, NativeError, llama
-from mtp_gguf.native.logprobs import TokenLogprobs
+from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native.llama import generation
+from mtp_gguf.native.llama.logprobs import TokenLogprobs
 from mtp_gguf.native.runtime import llama_cpp
 from support.gguf_files import Rewrite
 from support.models import DEMO, Models
@@ -102,7 +103,7 @@ def test_prompts_in_all_ways_of_loading(
     with load(demo) as llm:
         want = complete(llm, echo=True)["choices"][0]
     if rows := options.pop("rows", 0):
-        monkeypatch.setattr(llama, "LOGITS_BYTES", rows * 4 * llm._n_vocab)
+        monkeypatch.setattr(generation, "LOGITS_BYTES", rows * 4 * llm._n_vocab)
     if options.pop("plain", False):  # a model without a head runs on llama_cpp's own methods
         demo = models.convert("demo", "--quant", "F32", "--no-mtp")
         with pytest.warns(UserWarning, match="decoding without drafts"):

@@ -18,7 +18,7 @@ from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.checkpoint import Checkpoint, CheckpointKind
 from mtp_gguf.native.errors import ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head
-from mtp_gguf.native.replay import replays
+from mtp_gguf.native.libraries.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Depth, Rollback, Session
 from support.chi_square import far_off, two_samples

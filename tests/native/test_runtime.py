@@ -32,7 +32,7 @@ SAY = """
 import json, os, subprocess, sys
 from mtp_gguf.native.runtime import llama_cpp, runtime
 from mtp_gguf.native._bindings import library
-from mtp_gguf.native.exact import has_product_kernels
+from mtp_gguf.native.libraries.exact import has_product_kernels
 library()
 child = [sys.executable, "-c", "import os; print(os.environ.get('LLAMA_CPP_LIB_PATH'))"]
 inherited = subprocess.run(child, capture_output=True, text=True, check=True).stdout.strip()
@@ -235,8 +235,11 @@ def installed(tmp_path: Path) -> Path:
     shutil.copytree(module.native_library("mtp").parent, package / "native" / "lib")
     (package / "__init__.py").symlink_to(Path(mtp_gguf.__file__))
     (package / "gguf_tools").symlink_to(Path(gguf_tools.__file__).parent)
-    for file in Path(module.__file__).parent.glob("*.py"):
-        (package / "native" / file.name).symlink_to(file)
+    native = Path(module.__file__).parent
+    for file in native.rglob("*.py"):
+        copy = package / "native" / file.relative_to(native)
+        copy.parent.mkdir(exist_ok=True)
+        copy.symlink_to(file)
     notes = Path(str(metadata.distribution("mtp-gguf").locate_file("mtp_gguf-0.1.0.dist-info")))
     shutil.copytree(notes, package.with_name(notes.name))
     return package.parent

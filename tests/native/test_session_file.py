@@ -22,9 +22,15 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError, OutputError, RequestError
-from mtp_gguf.native import MTPLlama, NativeError, session_file
+from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import ContextFullError
-from mtp_gguf.native.session_file import check_session, read_header, read_session, write_session
+from mtp_gguf.native.sessions import session_file
+from mtp_gguf.native.sessions.session_file import (
+    check_session,
+    read_header,
+    read_session,
+    write_session,
+)
 from support.models import Dial
 from support.session_files import NUMBERS, SessionFile, parse_session, version_1, with_checksum
 from support.tiny_llama import write_tiny_llama
@@ -569,7 +575,7 @@ SAVE = """
 import sys
 from pathlib import Path
 import numpy as np
-from mtp_gguf.native.session_file import write_session
+from mtp_gguf.native.sessions.session_file import write_session
 count = 0
 while True:
     count += 1
@@ -604,7 +610,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from mtp_gguf.gguf_tools.errors import OutputError
-from mtp_gguf.native.session_file import write_session
+from mtp_gguf.native.sessions.session_file import write_session
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     write_session(Path(sys.argv[1]), np.ones(9, np.int32), bytes(100_000), {}, {})

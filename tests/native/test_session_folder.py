@@ -23,8 +23,8 @@ import pytest
 
 from mtp_gguf.gguf_tools.errors import OutputError
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native.session_file import read_header, read_session, write_session
-from mtp_gguf.native.session_folder import SessionFolder, shared_length
+from mtp_gguf.native.sessions.session_file import read_header, read_session, write_session
+from mtp_gguf.native.sessions.session_folder import SessionFolder, shared_length
 from support.models import Dial, Models
 from support.tiny_llama import write_tiny_llama
 

@@ -13,8 +13,8 @@ import pytest
 from mtp_gguf.gguf_tools.files.format import open_gguf
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ModelRefusedError
-from mtp_gguf.native.exact import sgemm_tensors
 from mtp_gguf.native.head import Head as AnyHead
+from mtp_gguf.native.libraries.exact import sgemm_tensors
 from support.gguf_files import Rewrite
 from support.models import Models
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.families.target_model import HeadChoice
 from support.all_pairs import all_pairs
 from support.checkpoints import SPECS, Spec
 from support.models import Dial, Models

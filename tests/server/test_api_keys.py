@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.native.session_file import check_session
+from mtp_gguf.native.sessions.session_file import check_session
 from support.models import Files
 from support.real_server import SETTINGS, Client, running
 from support.serving import PATIENCE

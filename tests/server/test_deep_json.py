@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.native.session_file import check_session
+from mtp_gguf.native.sessions.session_file import check_session
 from support.models import Files
 from support.real_server import post_text, running
 from support.session_files import SessionFile, version_1

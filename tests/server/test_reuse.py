@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.native.session_file import check_session
+from mtp_gguf.native.sessions.session_file import check_session
 from support.models import Dial, Files
 from support.real_server import Client, running
 from support.session_files import parse_session

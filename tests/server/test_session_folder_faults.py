@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mtp_gguf.native.session_file import check_session
+from mtp_gguf.native.sessions.session_file import check_session
 from support.failing_files import FailingFiles
 from support.models import Files
 from support.ports import free_port as next_port

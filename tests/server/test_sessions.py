@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.native.session_file import check_session, read_session
+from mtp_gguf.native.sessions.session_file import check_session, read_session
 from support.commands import invoke, succeed
 from support.models import Dial, Files
 from support.real_server import SETTINGS, TOKENS, Client, drafted, refusal, running

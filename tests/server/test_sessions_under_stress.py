@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
-from mtp_gguf.native.session_file import check_session
+from mtp_gguf.native.sessions.session_file import check_session
 from support.models import Files
 from support.real_server import SETTINGS, Client, running
 from support.serving import serving

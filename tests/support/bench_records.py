@@ -18,7 +18,7 @@ from mtp_gguf.bench.result import (
     TextResult,
 )
 from mtp_gguf.bench.stats import Stats
-from mtp_gguf.native.kernel_share import KernelShare
+from mtp_gguf.native.libraries.kernel_share import KernelShare
 
 KINDS = ("code", "chat")
 DEPTHS = (0, 1, 2, 3)

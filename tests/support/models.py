@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mtp_gguf.convert.families.blueprint import HeadChoice
+from mtp_gguf.convert.families.target_model import HeadChoice
 from support.checkpoints import SPECS, TINY, Spec, write_checkpoint
 from support.commands import succeed
 from support.reference_model import ReferenceModel

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mtp_gguf.native.head import Head
-from mtp_gguf.native.offload import tensor_overrides
+from mtp_gguf.native.libraries.offload import tensor_overrides
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 from support import places

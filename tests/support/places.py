@@ -39,7 +39,7 @@ _current = [CPU]
 @cache
 def find_gpu() -> str | None:
     """Ggml's name of the first GPU; None if there is none."""
-    from mtp_gguf.native.libraries import device_name  # noqa: PLC0415 - loads llama.cpp
+    from mtp_gguf.native.libraries.loaded import device_name  # noqa: PLC0415 - loads llama.cpp
 
     name = device_name(ALL)
     return None if name == "CPU" else name
@@ -55,7 +55,7 @@ def require_gpu() -> str:
 
 def affordable(count: int) -> int:
     """How much of a sweep to run: all of it on a GPU, a quarter where a program plays the GPU."""
-    from mtp_gguf.native.devices import devices  # noqa: PLC0415 - loads llama.cpp
+    from mtp_gguf.native.libraries.devices import devices  # noqa: PLC0415 - loads llama.cpp
 
     found = [device.description for device in devices() if device.name == find_gpu()]
     return count // 4 if any(d.startswith(("llvmpipe", "SwiftShader")) for d in found) else count

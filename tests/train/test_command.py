@@ -21,7 +21,7 @@ from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.machine import process_memory
 from mtp_gguf.gguf_tools.model import Metadata, open_model
-from mtp_gguf.native.acceptance import measure_acceptance
+from mtp_gguf.native.checks.acceptance import measure_acceptance
 from mtp_gguf.train import trainer as training
 from mtp_gguf.train.block import read_weights
 from support.carried_models import write_model

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
-from mtp_gguf.native.llama import MTPLlama
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from mtp_gguf.train import collect as collecting
 from mtp_gguf.train.collect import CollectSettings, Texts, Trunk, collect
 from mtp_gguf.train.dataset import (

@@ -2,7 +2,7 @@
 
 #include "columns.h"
 #include "ggml_api.h"
-#include "proof.h"
+#include "self_test.h"
 
 #include <algorithm>
 #include <chrono>

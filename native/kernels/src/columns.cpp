@@ -2,7 +2,7 @@
 
 #include "choices.h"
 #include "ggml_api.h"
-#include "proof.h"
+#include "self_test.h"
 
 #include <cstring>
 

@@ -3,7 +3,7 @@
 
 #include "graph.h"
 #include "graph_loop.h"
-#include "proof.h"
+#include "self_test.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // What the library knows of ggml's insides: the structures that ggml-cpu passes to operations, its entry for other
-// implementations of operations, and the blocks of quantized types. plug.cpp checks the first two against the ggml that
+// implementations of operations, and the blocks of quantized types. registration.cpp checks the first two against the ggml that
 // runs before anything is used; the blocks are file formats.
 //
 // ggml_tensor and the numbers of types are those of the public ggml.h.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "lanes/lanes.h"
-#include "team.h"
+#include "thread_team.h"
 
 namespace mtp {
 

@@ -1,7 +1,7 @@
 #include "states.h"
 
 #include "graph.h"
-#include "proof.h"
+#include "self_test.h"
 
 #include <algorithm>
 #include <cmath>

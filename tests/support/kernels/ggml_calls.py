@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
-from mtp_gguf.native.plugged_kernels import PluggedKernels, plug_in
+from mtp_gguf.native.libraries.plugged_kernels import PluggedKernels, plug_in
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "../ggml_abi.h"
-#include "../team.h"
+#include "../thread_team.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,0 +1,1 @@
+"""Conversations: llama.cpp's chat layer, requests, answers, pictures."""

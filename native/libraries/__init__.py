@@ -1,0 +1,1 @@
+"""The loaded libraries: layouts of structs, kernels, devices, and what they allow."""

@@ -1,0 +1,1 @@
+"""The class MTPLlama, in layers, and what only it uses."""

@@ -1,0 +1,1 @@
+"""Session files, folders of them, and checkpoints of earlier prompts."""
