@@ -194,7 +194,9 @@ def main() -> None:
             for piece in range(options.pieces):
                 tokens = ids[piece * step :][: options.tokens]
                 ends = ((0, 0), (options.ring, 0), (options.ring, options.like))
-                lists = [List(made[size], *end, likeness) for size in SIZES for end in ends]
+                lists = [
+                    List(made[size], end[0], end[1], likeness) for size in SIZES for end in ends
+                ]
                 counts += accepted(model, tokens, options.skip, lists)
                 total += len(tokens) - 1 - options.skip
             shares = counts / total

@@ -1,9 +1,9 @@
 #pragma once
-// Which tokens are likely in a text, judged by the pairs of symbols in the tokens that it has had.
+// Which tokens are likely in a text, estimated from the pairs of symbols in the tokens that it has had.
 //
 // A token's chance is its chance in any text, which falls with its id as tokenizers are made, times the ratio of two
 // chances of its symbols, each after the one before it: in the tokens of the text, and in all tokens. A pair that
-// the text has not had is judged by its second symbol.
+// the text has not had is estimated from its second symbol.
 
 #include "head/token_symbols.h"
 
