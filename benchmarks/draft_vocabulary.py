@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,68 +26,111 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
 
 SIZES = (16384, 32768, 65536)
-WAYS = ("", " + text", " + scripts")
+WAYS = ("", " + text", " + like it")
 BATCH = 64
-BROUGHT = 32  # tokens of its script that come with a token of the text
+START, N = 255, 256  # the symbol before a token's first, and how many there are
+FIRST_IDS, SINGLES, PAIRS, FIRST_RANKED = 1000, 50, 20, 32  # as in native/src/token_likeness.cpp
 
 
-def script_of(text: str) -> int:
-    """A number for the script of the first character beyond ASCII; 0 if there is none."""
-    for character in text:
-        code = ord(character)
-        if code >= 0x2000:
-            ranges = ((0x4E00, 0xA000), (0x3040, 0x3100), (0xAC00, 0xD7B0))
-            return next((i for i, (a, b) in enumerate(ranges, 2) if a <= code < b), 5)
-        if code >= 0x80:
-            return 1 if code < 0x250 else 6 + (code >> 7)
-    return 0
+def symbol_of(character: str) -> int:
+    """As in native/src/head/token_symbols.cpp."""
+    code = ord(character)
+    if code < 0x80:
+        return max(code - 0x20, 0)
+    if 0xC0 <= code < 0x100:
+        return 96 + code - 0xC0
+    if code < 0x250:
+        return 160
+    if code < 0x2000:
+        return 165 + (code >> 7)
+    ranges = ((0x4E00, 0xA000), (0x3040, 0x3100), (0xAC00, 0xD7B0))
+    return next((i for i, (a, b) in enumerate(ranges, 161) if a <= code < b), 164)
+
+
+class Likeness:
+    """Which tokens are likely in a text, as native/src/token_likeness.cpp has it."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        pairs = [
+            [before * N + symbol for before, symbol in pairwise([START, *map(symbol_of, word)])]
+            for word in words
+        ]
+        self.tokens = np.repeat(np.arange(len(words)), [len(each) for each in pairs])
+        self.pairs = np.array([pair for each in pairs for pair in each])
+        self.starts = np.searchsorted(self.tokens, np.arange(len(words) + 1))
+        chances = 1 / (np.arange(len(words)) + FIRST_IDS)
+        self.log_chances = np.log(chances)
+        found = np.bincount(self.pairs, chances[self.tokens], N * N).reshape(N, N)
+        self.singles = found.sum(0) / found.sum()
+        self.chances = found / np.maximum(found.sum(1, keepdims=True), 1e-300)
+
+    def scores(self, text: Sequence[int]) -> NDArray[np.float64]:
+        """Of each token, in a text with these."""
+        own = [self.pairs[self.starts[token] : self.starts[token + 1]] for token in text]
+        counts = np.bincount(np.concatenate(own), minlength=N * N).reshape(N, N)
+        some = self.singles > 0
+        single = np.ones(N)
+        expected = counts.sum(0)[some] / self.singles[some]
+        single[some] = (expected + SINGLES) / (counts.sum() + SINGLES)
+        known = self.chances > 0
+        backoff = PAIRS * single / np.maximum(self.chances @ single, 1e-300)[:, None]
+        ratios = (counts / np.where(known, self.chances, 1) + backoff) / (
+            counts.sum(1, keepdims=True) + PAIRS
+        )
+        logs = np.where(known, np.log(ratios), 0).ravel()
+        return self.log_chances + np.bincount(self.tokens, logs[self.pairs], len(self.log_chances))
 
 
 class List:
-    """A list whose end follows the text, as native/src/draft_ring.cpp has it."""
+    """A list whose end follows the text, as native/src/draft_ring.cpp has it.
 
-    def __init__(self, ids: NDArray[np.int64], text: int, brought: int, scripts: list[int]) -> None:
-        """text, brought: how many ids are replaced by tokens of the text, and of its scripts."""
-        self.ids = ids.copy()
-        self.places = {int(token): place for place, token in enumerate(ids)}
-        self.first = len(ids) - text - brought
-        self.areas = {"text": text, "script": brought}
-        self.ends = {"text": len(ids), "script": len(ids) - text}
-        self.counts = Counter[str]()
-        self.added: set[int] = set()
-        self.scripts = scripts
-        self.waiting: dict[int, list[int]] = {}
-        if brought:
-            for token in reversed(range(len(scripts))):
-                self.waiting.setdefault(scripts[token], []).append(token)
-        self.come = Counter[int]()
+    For texts of up to 2,048 different tokens, after which the ring there lets the oldest go.
+    """
 
-    def has(self, token: int) -> bool:
-        place = self.places.get(token)
-        return place is not None and (place < self.first or token in self.added)
-
-    def put(self, token: int, area: str) -> None:
-        place = self.ends[area] - 1 - self.counts[area] % self.areas[area]
-        self.counts[area] += 1
-        replaced, before = int(self.ids[place]), self.places.get(token)
-        self.added.discard(replaced)
-        del self.places[replaced]
-        if before is not None and before != place:
-            self.ids[before], self.places[replaced] = replaced, before
-        self.ids[place], self.places[token] = token, place
-        self.added.add(token)
+    def __init__(
+        self, ids: NDArray[np.int64], text: int, like: int, likeness: Likeness | None
+    ) -> None:
+        """text, like: how many ids are replaced by tokens of the text, and by those like them."""
+        self.text, self.likeness = text, likeness if like else None
+        self.first = len(ids) - text - like
+        self.listed = ids
+        self.seen: dict[int, None] = {}
+        self.ranked = 0
+        self.free = list(ids[self.first :][::-1])  # to be replaced, the least useful first
+        self.known = np.zeros(
+            int(ids.max()) + 1 if likeness is None else len(likeness.starts), bool
+        )
+        self.known[ids] = True
 
     def follow(self, token: int) -> None:
-        if self.areas["text"] and not self.has(token):
-            self.put(token, "text")
-        script, n = self.scripts[token], 0
-        waiting = self.waiting.get(script, []) if script else []
-        while n < BROUGHT and waiting and self.come[script] < self.areas["script"] // 2:
-            other = waiting.pop()
-            if not self.has(other):
-                self.put(other, "script")
-                self.come[script] += 1
-                n += 1
+        if not self.text or token in self.seen:
+            return
+        self.seen[token] = None
+        n = self.ranked or FIRST_RANKED
+        if self.ranked:
+            n += n // 4
+        if self.likeness and len(self.seen) == n:
+            self.ranked = n
+            scores = self.likeness.scores(list(self.seen))
+            scores[self.listed[: self.first]] = -np.inf
+            room = len(self.listed) - self.first
+            best = np.lexsort((np.arange(len(scores)), -scores))[:room]
+            self.known[:] = False
+            self.known[self.listed[: self.first]] = True
+            self.known[best] = True
+            self.free = list(best[::-1])
+            for one in self.seen:
+                self.put(one)
+        else:
+            self.put(token)
+
+    def put(self, token: int) -> None:
+        """In place of the least useful id that no text has had."""
+        if not self.known[token]:
+            while (least := self.free.pop(0)) in self.seen:
+                pass
+            self.known[least] = False
+            self.known[token] = True
 
 
 def accepted(
@@ -107,8 +150,10 @@ def accepted(
                     one.follow(token)
                 if at < skip or at + 1 >= len(tokens):
                     continue
-                known = one is None or best in one.places
-                draft = best if known or one is None else int(one.ids[logits[one.ids].argmax()])
+                draft = best
+                if one is not None and not one.known[best]:
+                    ids = np.flatnonzero(one.known)
+                    draft = int(ids[logits[ids].argmax()])
                 counts[i] += draft == tokens[at + 1]
     return counts
 
@@ -121,7 +166,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a piece [1024]")
     parser.add_argument("--pieces", type=int, default=2, help="pieces of each text [2]")
     parser.add_argument("--ring", type=int, default=2048, help="ids for the text [2048]")
-    parser.add_argument("--scripts", type=int, default=8192, help="ids for its scripts [8192]")
+    parser.add_argument("--like", type=int, default=8192, help="ids for those like it [8192]")
     options = parser.parse_args()
     with open_model(options.model) as file:
         required, n_vocab = required_ids(file), file.vocabulary_size or 0
@@ -139,7 +184,7 @@ def main() -> None:
         )
     ) as model:
         words = [model.detokenize([i]).decode(errors="ignore") for i in range(model.n_vocab())]
-        scripts = [*map(script_of, words), *[0] * (n_vocab - len(words))]
+        likeness = Likeness([*words, *[""] * (n_vocab - len(words))])
         for text in options.texts:
             name, _, path = text.partition("=")
             data = Path(path).read_bytes()
@@ -148,8 +193,10 @@ def main() -> None:
             step = max((len(ids) - options.tokens) // max(options.pieces - 1, 1), 1)
             for piece in range(options.pieces):
                 tokens = ids[piece * step :][: options.tokens]
-                ends = ((0, 0), (options.ring, 0), (options.ring, options.scripts))
-                lists = [List(made[size], *end, scripts) for size in SIZES for end in ends]
+                ends = ((0, 0), (options.ring, 0), (options.ring, options.like))
+                lists = [
+                    List(made[size], end[0], end[1], likeness) for size in SIZES for end in ends
+                ]
                 counts += accepted(model, tokens, options.skip, lists)
                 total += len(tokens) - 1 - options.skip
             shares = counts / total

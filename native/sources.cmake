@@ -13,6 +13,7 @@ set(MTP_HEAD_SOURCES
     src/sequence_state.cpp
     src/session_file.cpp
     src/session_file_api.cpp
+    src/token_likeness.cpp
     src/depth/acceptance.cpp
     src/depth/costs.cpp
     src/depth/depth.cpp
@@ -30,7 +31,7 @@ set(MTP_HEAD_SOURCES
     src/head/imatrix.cpp
     src/head/imatrix_api.cpp
     src/head/packed_tensors.cpp
-    src/head/token_scripts.cpp
+    src/head/token_symbols.cpp
     src/head/weights.cpp
     src/lookup/corpus.cpp
     src/lookup/corpus_api.cpp

@@ -190,8 +190,21 @@ def test_indexes_that_do_not_fit_are_refused(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("draws", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("drafting", "passed"),
+    [
+        (["--lookup", "--no-draft"], ()),
+        # A list that is made at load, and changes as the text grows.
+        (["--depth", 2], ("--spec-draft-n-vocab", 120)),
+    ],
+)
 def test_drafts_keep_the_distribution_of_samples(
-    draws: int, patched_server: Path, dial: Dial, free_port: int
+    drafting: list[object],
+    passed: tuple[object, ...],
+    draws: int,
+    patched_server: Path,
+    dial: Dial,
+    free_port: int,
 ) -> None:
     """Other seeds with drafts than without, so that equal texts do not hide a fault.
 
@@ -206,8 +219,9 @@ def test_drafts_keep_the_distribution_of_samples(
     sampled = {"temperature": 1.0, "top_k": 6, "n_predict": 6, "id_slot": 0}
     sides: list[Counter[tuple[int, ...]]] = []
     offered = accepted = 0
-    for side, options in enumerate((["--no-draft"], ["--lookup", "--no-draft"])):
-        with running(patched_server, model, free_port, options=options) as client:
+    for side, options in enumerate((["--no-draft"], drafting)):
+        more = passed if side else ()
+        with running(patched_server, model, free_port, *more, options=options) as client:
             seen: Counter[tuple[int, ...]] = Counter()
             for seed in range(draws):
                 result = client.complete(prompt, seed=2 * seed + side, **sampled)

@@ -11,6 +11,7 @@
 
 #include "head/gguf_file.h"
 #include "head/head_config.h"
+#include "head/token_symbols.h"
 
 #include "mtp.h"
 
@@ -32,8 +33,8 @@ struct DraftVocabulary {
     std::vector<int32_t> ids;     // target ids in rank order; empty means the identity
     std::vector<int32_t> indices; // the inverse, for index_of(); empty like ids
     int64_t n_ring = 0;           // how many ids at the end can be replaced
-    int64_t n_script = 0;         // how many of these, the first ones, by tokens of the scripts of a text
-    std::vector<uint8_t> scripts; // token_scripts() of the target's tokens; empty if n_script is 0
+    int64_t n_like = 0;           // how many of these, the first ones, by tokens that are like those of a text
+    TokenSymbols symbols;         // of the target's tokens; empty if n_like is 0
 
     std::vector<DraftTables> tables; // of each layer
     bool output_is_short = false;    // row i of an output belongs to ids[i]; else row ids[i] does

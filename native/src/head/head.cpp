@@ -429,6 +429,9 @@ void Head::rollback(int32_t seq, int64_t position) {
     cache_->truncate(seq, position);
 }
 
+// Rows between two that are replaced are copied again if they are fewer, because each copy to a GPU has its cost.
+static const int64_t COPIED_ALONG = 8;
+
 void Head::set_ring(const std::vector<int32_t> & ids) {
     const int64_t first = vocabulary_.size() - vocabulary_.n_ring;
     const int32_t * current = vocabulary_.ids.data() + first;
@@ -436,14 +439,16 @@ void Head::set_ring(const std::vector<int32_t> & ids) {
         return;
     }
     for (int64_t begin = 0; begin < vocabulary_.n_ring;) {
-        int64_t end = begin;
-        while (end < vocabulary_.n_ring && current[end] != ids[size_t(end)]) {
-            ++end;
+        int64_t end = begin; // after the last row that differs, up to a few that do not
+        for (int64_t i = begin; i < std::min(vocabulary_.n_ring, end + COPIED_ALONG); ++i) {
+            if (current[i] != ids[size_t(i)]) {
+                end = i + 1;
+            }
         }
         if (end > begin) {
             weights_->replace_rows(first + begin, ids.data() + begin, end - begin);
         }
-        begin = end + 1;
+        begin = std::max(end, begin + 1);
     }
     vocabulary_.replace(first, ids.data(), vocabulary_.n_ring);
 }

@@ -37,7 +37,20 @@ mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_
     return guard([&] {
         *require(out, "out") = nullptr;
         const std::string file = require(path, "path");
-        *out = new mtp_head(file, *require(params, "params"));
+        mtp_head_params chosen = *require(params, "params");
+        try {
+            *out = new mtp_head(file, chosen);
+        } catch (const mtp::Error & error) {
+            if (error.status != MTP_ERROR_MEMORY || chosen.fastmtp_size != 0) {
+                throw;
+            }
+            // A GPU without room for the rows of a list may have room without them, because over the whole vocabulary the
+            // trunk's matrices are used where they are.
+            chosen.fastmtp_size = -1;
+            if (mtp::guard([&] { *out = new mtp_head(file, chosen); }) != MTP_OK) {
+                throw;
+            }
+        }
     });
 }
 

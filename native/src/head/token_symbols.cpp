@@ -1,6 +1,4 @@
-#include "head/token_scripts.h"
-
-#include <algorithm>
+#include "head/token_symbols.h"
 
 namespace mtp {
 
@@ -40,10 +38,13 @@ int to_byte(uint32_t character) {
     return character < bytes.size() ? bytes[character] : -1;
 }
 
-uint8_t script_of(uint32_t character) {
-    enum : uint8_t { NONE, LATIN, HAN, KANA, HANGUL, OTHER, BLOCKS };
+uint8_t symbol_of(uint32_t character) {
+    enum : uint8_t { ASCII = 0, LETTERS = 96, LATIN = 160, HAN, KANA, HANGUL, OTHER, BLOCKS };
     if (character < 0x80) {
-        return NONE;
+        return uint8_t(ASCII + (character < 0x20 ? 0 : character - 0x20));
+    }
+    if (character >= 0xc0 && character < 0x100) {
+        return uint8_t(LETTERS + character - 0xc0);
     }
     if (character < 0x250) {
         return LATIN;
@@ -57,24 +58,16 @@ uint8_t script_of(uint32_t character) {
                                                        : OTHER;
 }
 
-uint8_t script_of_text(const char * text) {
-    while (const uint32_t character = take_character(text)) {
-        if (const uint8_t script = script_of(character)) {
-            return script;
-        }
-    }
-    return 0;
-}
-
 } // namespace
 
-std::vector<uint8_t> token_scripts(const GgufFile & file, int64_t n) {
+TokenSymbols TokenSymbols::read(const GgufFile & file, int64_t n) {
     const std::vector<const char *> texts = file.texts("tokenizer.ggml.tokens");
     const bool byte_level = file.has_key("tokenizer.ggml.model") && file.text("tokenizer.ggml.model") == "gpt2";
-    std::vector<uint8_t> out(size_t(n), 0);
+    TokenSymbols out;
+    out.starts.push_back(0);
     std::string bytes;
-    for (size_t id = 0; id < std::min(texts.size(), out.size()); ++id) {
-        const char * text = texts[id];
+    for (size_t id = 0; id < size_t(n); ++id) {
+        const char * text = id < texts.size() ? texts[id] : "";
         if (byte_level) {
             bytes.clear();
             int byte = -1;
@@ -83,7 +76,10 @@ std::vector<uint8_t> token_scripts(const GgufFile & file, int64_t n) {
             }
             text = bytes.c_str();
         }
-        out[id] = script_of_text(text);
+        while (const uint32_t character = take_character(text)) {
+            out.symbols.push_back(symbol_of(character));
+        }
+        out.starts.push_back(uint32_t(out.symbols.size()));
     }
     return out;
 }
