@@ -48,6 +48,8 @@ from .checkpoint import Checkpoint, CheckpointKind
 from .errors import ContextFullError, ModelRefusedError, NativeError
 from .exact import Batches, exact_batches, has_attention, kernels
 from .head import Head, check_head
+from .head_types import AUTO as AUTO_TYPE
+from .head_types import TypeChoice, choose_type
 from .json_schema import schema_grammar
 from .logprobs import ROWS, TokenLogprobs
 from .lookup_files import open_lookup_files
@@ -139,6 +141,10 @@ class MTPLlama(llama_cpp.Llama):
     - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none. A file
       without one gets a list of this size when it is loaded; 0 for the default size.
     - mtp_head: another file to take the head from, local or on the hub.
+    - mtp_type: quantize the matrices of the head that have more bits to this type of ggml while
+      loading, such as "Q8_0"; the file stays as it is. "auto" measures types once for a model and
+      machine, in up to a minute or so, and takes the fastest that loses no accepted drafts
+      (docs/acceptance.md). None: as stored.
     - mtp_device: ggml's name of the device for the head (default: that of the trunk's last layer).
     - split_mode, tensor_split, main_gpu: llama_cpp.Llama's, for several GPUs.
     - n_cpu_moe: keep the experts of the trunk's first so many layers on the CPU, for a model that
@@ -193,6 +199,7 @@ class MTPLlama(llama_cpp.Llama):
         rejection: bool = True,
         fastmtp_size: int | None = None,
         mtp_head: str | None = None,
+        mtp_type: str | None = None,
         mtp_device: str | None = None,
         n_cpu_moe: int = 0,
         tensor_overrides: Mapping[str, str] | None = None,
@@ -217,6 +224,9 @@ class MTPLlama(llama_cpp.Llama):
         self._record: TokenLogprobs | None = None
         self._preserved: frozenset[int] = frozenset()  # special tokens that answers have as text
         self._templates: dict[str, ChatTemplate] = {}
+        self.type_choice: TypeChoice | None = None  # of mtp_type "auto"
+        self._mtp_type: str | None = None
+        self._head_options: dict[str, Any] = {}
         self._n_tokens = self._pictures = 0
         self._prompt_reuse: PromptReuse | None = None
         if busy not in ("wait", "raise"):
@@ -302,6 +312,7 @@ class MTPLlama(llama_cpp.Llama):
             "rejection": rejection,
             "fastmtp_size": settings.fastmtp_size,
             "mtp_head": mtp_head,
+            "mtp_type": mtp_type,
             "mtp_device": mtp_device,
             "n_cpu_moe": n_cpu_moe,
             "tensor_overrides": tensor_overrides,
@@ -383,13 +394,16 @@ class MTPLlama(llama_cpp.Llama):
             options[name] = options.get(name) or computing_threads()
         verbose = options.setdefault("verbose", False)
         log.listen(verbose)
-        if self.max_depth > 0 and device != "CPU":
-            check_head(
-                mtp_head or model_path,
-                trunk=model_path if mtp_head else None,
-                device=device,
-                fastmtp_size=settings.fastmtp_size,
-            )
+        self._head_file = mtp_head
+        self._head_options = {
+            "trunk": model_path if mtp_head else None,
+            "device": device,
+            "fastmtp_size": settings.fastmtp_size,
+        }
+        if self.max_depth > 0:
+            self._mtp_type = self._choose_type(model_path, device, settings, options)
+        if self.max_depth > 0 and (device != "CPU" or self._mtp_type):
+            check_head(mtp_head or model_path, **self._head_options, mtp_type=self._mtp_type)
         try:
             super().__init__(model_path, **options)
         except ValueError as error:
@@ -414,29 +428,14 @@ class MTPLlama(llama_cpp.Llama):
         # Without logits_all nothing is written to scores; a single row is enough for readers.
         self.scores = np.zeros((self.n_ctx() if self._logits_all else 1, self._n_vocab), np.single)
         if self.max_depth > 0:
-            self._head = Head(
-                mtp_head or model_path,
-                trunk=model_path if mtp_head else None,
-                device=device,
-                n_threads=settings.draft_threads or self.n_threads,
-                n_ctx=self.n_ctx(),
-                fastmtp_size=settings.fastmtp_size,
-                model=self._model.model,
-            )
+            self._head_options["n_threads"] = settings.draft_threads or self.n_threads
+            self._head = self._open_head(self._mtp_type)
             self._stack.callback(self._head.close)
             self._limit_depth(model_path, self._head.max_depth)
         drafts = self.max_depth or self._max_lookup
         if self._mode is Rollback.SNAPSHOT and drafts and not keeps_snapshots(self._ctx.ctx):
             self._mode = Rollback.CHECKPOINT
-        self._session = Session(
-            self._ctx.ctx,
-            self._head,
-            max_depth=self.max_depth,
-            rollback=self._mode,
-            max_rows=self._batches.max_rows,
-            min_rows=self._batches.min_rows,
-            max_lookup=self._max_lookup,
-        )
+        self._session = self._open_session(self._head, self.max_depth)
         self._stack.callback(self._session.close)
         self._session.set_costs(costs.verify_ms, costs.draft_ms)
         if self.depth == AUTO:
@@ -461,6 +460,52 @@ class MTPLlama(llama_cpp.Llama):
             )
             self._stack.callback(corpus.close)
             self._session.set_corpus(corpus)
+
+    def _open_head(self, mtp_type: str | None) -> Head:
+        """Load the model's head once more, with matrices in this type; the caller closes it."""
+        return Head(
+            self._head_file or self.model_path,
+            **self._head_options,
+            n_ctx=self.n_ctx(),
+            model=self._model.model,
+            mtp_type=mtp_type,
+        )
+
+    def _open_session(self, head: Head | None, max_depth: int) -> Session:
+        """Open a session of the trunk with a head; the caller closes it."""
+        return Session(
+            self._ctx.ctx,
+            head,
+            max_depth=max_depth,
+            rollback=self._mode,
+            max_rows=self._batches.max_rows,
+            min_rows=self._batches.min_rows,
+            max_lookup=self._max_lookup,
+        )
+
+    def _choose_type(
+        self, model_path: str, device: str, settings: DraftSettings, options: dict[str, Any]
+    ) -> str | None:
+        """Return the type for the head's matrices; None for as stored. "auto" measures."""
+        wanted = self._mtp_options["mtp_type"]
+        if wanted is None or wanted.lower() != AUTO_TYPE:
+            return wanted
+        names = ("n_threads", "n_gpu_layers", "split_mode", "tensor_split", "main_gpu")
+        chosen = choose_type(
+            Path(model_path),
+            None if self._head_file is None else Path(self._head_file),
+            kernels(),
+            {
+                **{name: options[name] for name in names if options.get(name) is not None},
+                "mtp_device": device,
+                "fastmtp_size": settings.fastmtp_size,
+                "draft_threads": settings.draft_threads,
+                "n_cpu_moe": self._mtp_options["n_cpu_moe"],
+                "tensor_overrides": self._mtp_options["tensor_overrides"],
+            },
+        )
+        self.type_choice = chosen
+        return chosen.name
 
     def _choose_format(self) -> None:
         """Use the model's own template where llama_cpp has guessed a format of its own for it."""
