@@ -1,9 +1,10 @@
 """Tokens per second with a head as it is stored and quantized while loading, interleaved.
 
-python benchmarks/head_types.py MODEL [--types Q8_0,Q4_K] [--depth 3|auto] [--rounds 12] [--tokens 48]
+    python benchmarks/head_types.py MODEL.gguf [--types Q8_0,Q4_K] [--depth 3|auto]
+        [--rounds 12] [--tokens 48]
 
-Each round generates the same greedy text with every type, in another order; a line says each type's
-median ratio to the stored one, with the quartiles, and its acceptance. The texts must be equal.
+Each round generates the same greedy text with every type, in another order. Prints for each
+type the median ratio to the stored one, with the quartiles, and its accepted drafts.
 """
 
 import argparse

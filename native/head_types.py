@@ -32,7 +32,7 @@ TYPES = ("Q8_0", "Q6_K", "Q4_K")  # candidates
 DEPTH = 4  # of the chains that are measured
 
 _LEAST_GAIN = 1.02  # how much faster than the stored type another one has to be
-_MOST_LOSS = 0.01  # share of the accepted drafts that measuring cannot tell from none
+_MOST_LOSS = 0.02  # share of the accepted drafts that 140 chains cannot tell from none
 _CHAINS = 10  # of each passage
 _SECONDS = 60.0
 _LIMIT = 900.0  # seconds, with loading, after which the stored type is kept
@@ -41,8 +41,9 @@ _REFUSED = 3  # exit code of the subprocess if it has printed an error message
 
 @dataclass(frozen=True)
 class MeasuredType:
-    """A type on this machine. chains: of `DEPTH` drafts. The times are of a chain: the lower quartile,
-    because other programs only add to them.
+    """A type on this machine. chains: of `DEPTH` drafts.
+
+    The times are of a chain: the lower quartile, because other programs only add to them.
     """
 
     name: str
