@@ -33,13 +33,12 @@ def while_generating(model: Path) -> tuple[list[list[int]], Counts, list[list[in
         MTPLlama(str(model), depth=1, lookup=False, profile=False, n_ctx=512, n_threads=1)
     ) as llm:
         prompts = [prompt for prompt, _ in places_of(llm)]
-        drafted = accepted = 0
-        texts = []
-        for prompt in prompts:
-            texts.append(list(islice(llm.generate(prompt, temp=0.0, repeat_penalty=1.0), ANSWER)))
-            drafted += sum(llm.mtp_stats.drafted)
-            accepted += sum(llm.mtp_stats.accepted)
-    return prompts, Counts((drafted,), (accepted,)), texts
+        texts = [
+            list(islice(llm.generate(prompt, temp=0.0, repeat_penalty=1.0), ANSWER))
+            for prompt in prompts
+        ]
+        stats = llm.mtp_stats
+    return prompts, Counts(stats.drafted[:1], stats.accepted[:1]), texts
 
 
 def served(
