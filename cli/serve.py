@@ -360,8 +360,8 @@ def serve(
             variables = {**(os.environ if variables is None else variables)}
             variables[DEPTH_FILE] = str(remembered)
     lacking = _lacking(server)
-    own = served.head_file is file
-    acceptance = f"acceptance: {file.acceptance}" if own and file.acceptance else ""
+    stated = served.acceptance
+    acceptance = f"acceptance: {stated}" if stated else ""
     notes = (
         *(lacking, kernels, headless, several, ignored, missing, acceptance, typed),
         *command.notes,
