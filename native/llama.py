@@ -488,7 +488,13 @@ class MTPLlama(llama_cpp.Llama):
     ) -> str | None:
         """Return the type for the head's matrices; None for as stored. "auto" measures."""
         wanted = self._mtp_options["mtp_type"]
-        if wanted is None or wanted.lower() != AUTO_TYPE:
+        if not isinstance(wanted, str):
+            if wanted is None:
+                return None
+            raise NativeError(
+                f"mtp_type: expected a name of a type, or {AUTO_TYPE}, found {wanted!r}"
+            )
+        if wanted.lower() != AUTO_TYPE:
             return wanted
         names = ("n_threads", "n_gpu_layers", "split_mode", "tensor_split", "main_gpu")
         chosen = choose_type(

@@ -158,8 +158,8 @@ def store(path: Path, acceptance: Acceptance, trunk: Path | None = None) -> None
     with ExitStack() as stack:
         model = stack.enter_context(open_model(path))
         first, target = model.first, model.paths[0]
-        own = stack.enter_context(open_model(trunk)) if trunk else None
-        new = _keys(acceptance, *fingerprints(model, own))
+        whole = stack.enter_context(open_model(trunk)) if trunk else None
+        new = _keys(acceptance, *fingerprints(model, whole))
         at = 24  # magic, version and the two counts
         for key in first.keys:
             if key == _VERSION_KEY:

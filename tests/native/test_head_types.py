@@ -44,8 +44,10 @@ def test_threads_change_nothing(models: Models) -> None:
         with Head(path, mtp_type="Q4_K", n_threads=n_threads) as head:
             hidden = np.ones((1, head.n_embd), np.float32)
             found.append(head.draft([5], hidden, 0, 2, logits=True).logits)
-    assert found[0] is not None
-    assert np.array_equal(found[0], found[1])
+    one, three = found
+    assert one is not None
+    assert three is not None
+    assert np.array_equal(one, three)
 
 
 def test_every_type_that_is_offered(models: Models) -> None:

@@ -83,8 +83,8 @@ public:
             const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend, ggml_type type,
             int n_threads);
 
-    // The type with ggml's name, in either case; GGML_TYPE_COUNT for nullptr or "". Throws MTP_ERROR_ARGUMENT if it is
-    // none that matrices can be quantized to without calibration data.
+    // The type with ggml's name, in either case; GGML_TYPE_COUNT for nullptr or "". Throws MTP_ERROR_ARGUMENT if there is
+    // no such type, or if matrices cannot be quantized to it without calibration data.
     static ggml_type quantized_type(const char * name);
 
     // The type in which a device can read rows of the embedding: its own, or F16 for the rows of a draft vocabulary.
