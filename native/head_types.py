@@ -8,23 +8,15 @@ model, machine and setting.
 import json
 import subprocess
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtp_gguf.gguf_tools.depth_file import cached_file
-from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.machine.system import this_machine
 
-from .acceptance import accepted_drafts, places_of
 from .subprocesses import run_module
-
-if TYPE_CHECKING:
-    from .llama import MTPLlama
-    from .session import Session
 
 AUTO = "auto"
 STORED = "as stored"
@@ -32,11 +24,9 @@ TYPES = ("Q8_0", "Q6_K", "Q4_K")  # candidates
 DEPTH = 4  # of the chains that are measured
 
 _LEAST_GAIN = 1.02  # how much faster than the stored type another one has to be
-_MOST_LOSS = 0.02  # share of the accepted drafts that 140 chains cannot tell from none
-_CHAINS = 10  # of each passage
-_SECONDS = 60.0
+MOST_LOSS = 0.02  # share of the accepted drafts that 140 chains cannot tell from none
 _LIMIT = 900.0  # seconds, with loading, after which the stored type is kept
-_REFUSED = 3  # exit code of the subprocess if it has printed an error message
+REFUSED = 3  # exit code of the subprocess if it has printed an error message
 
 
 @dataclass(frozen=True)
@@ -94,7 +84,7 @@ class TypeChoice:
     def _best(self) -> MeasuredType:
         """The fastest type that loses no drafts; the stored one, unless that gains enough."""
         stored, verify = self.measured[0], self._verify_ms
-        least = stored.accepted * (1 - _MOST_LOSS)
+        least = stored.accepted * (1 - MOST_LOSS)
         allowed = [m for m in self.measured if m.accepted >= least]
         best = max(allowed, key=lambda m: m.speed(verify))
         return best if best.speed(verify) >= _LEAST_GAIN * stored.speed(verify) else stored
@@ -120,14 +110,14 @@ def choose_type(
         json.dumps({"mtp_head": head and str(head.absolute()), **options}),
     )
     try:
-        child = run_module("mtp_gguf.native.head_types", *words, timeout=_LIMIT)
+        child = run_module("mtp_gguf.native.head_trial", *words, timeout=_LIMIT)
     except subprocess.TimeoutExpired:
         return TypeChoice((), f"that took longer than {_LIMIT:.0f} s")
     except OSError as error:
         return TypeChoice((), f"cannot start {sys.executable}: {error.strerror}")
     if child.returncode:
         lines = child.stderr.strip().splitlines() or [f"the process ended with {child.returncode}"]
-        return TypeChoice((), lines[0] if child.returncode == _REFUSED else lines[-1])
+        return TypeChoice((), lines[0] if child.returncode == REFUSED else lines[-1])
     found = child.stdout.splitlines()[-1]
     if known is not None:
         try:
@@ -136,84 +126,3 @@ def choose_type(
         except OSError:
             pass  # measured again next time
     return TypeChoice(tuple(MeasuredType(**m) for m in json.loads(found)))
-
-
-def measure_types(
-    llm: "MTPLlama", types: Sequence[str] = TYPES, seconds: float = _SECONDS
-) -> tuple[MeasuredType, ...]:
-    """Measure the head of a model as it is stored, and in each type.
-
-    llm: drafts `DEPTH` tokens without drafts from the text; it cannot be used afterwards.
-    """
-    if llm.head is None:
-        raise RequestError("drafting is switched off by MTP_GGUF_DISABLE")
-    names: tuple[str, ...] = (STORED, *types)
-    heads = [llm._open_head(None if name == STORED else name) for name in names]
-    depth = min(DEPTH, llm.head.max_depth)
-    counts = [[0, 0] for _ in names]  # chains, and accepted drafts
-    times: list[tuple[list[float], list[float]]] = [([], []) for _ in names]
-    llm.session.close()
-    began = perf_counter()
-    try:
-        for number, (prompt, places) in enumerate(places_of(llm)):
-            if number and perf_counter() - began > seconds:
-                break
-            for place in range(len(names)):
-                at = (place + number) % len(names)
-                with llm._open_session(heads[at], depth) as session:
-                    session.set_sampling(1.0, seed=number)
-                    session.decode(prompt)
-                    for chain, token in enumerate(places[:_CHAINS]):
-                        counts[at][0] += 1
-                        counts[at][1] += _timed(session, token, depth, chain % 2 == 1, times[at])
-                    session.remove(0)  # the context is that of all sessions
-    finally:
-        for head in heads:
-            head.close()
-    return tuple(
-        MeasuredType(name, chains, accepted, _quartile(draft), _quartile(verify))
-        for name, (chains, accepted), (draft, verify) in zip(names, counts, times, strict=True)
-    )
-
-
-def _quartile(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 4]
-
-
-def _timed(
-    session: "Session",
-    token: int,
-    depth: int,
-    sampled: bool,
-    times: tuple[list[float], list[float]],
-) -> int:
-    """Append a token; note the times of drafting and verifying, and return the accepted drafts."""
-    before = session.stats()
-    accepted = accepted_drafts(session, token, depth, sampled=sampled)
-    after = session.stats()
-    times[0].append(after.draft_ms - before.draft_ms)
-    times[1].append(after.verify_ms - before.verify_ms)
-    return accepted
-
-
-def _main() -> int:
-    """Run in the subprocess: print a JSON list, or an error message and exit with _REFUSED."""
-    from .llama import MTPLlama  # noqa: PLC0415  (loads llama.cpp)
-
-    warnings.simplefilter("ignore")  # the sentence must be the first line
-    try:
-        options = json.loads(sys.argv[2])
-        with MTPLlama(
-            sys.argv[1], depth=DEPTH, lookup=False, profile=False, n_ctx=512, **options
-        ) as llm:
-            found = measure_types(llm)
-    except (MtpGgufError, ImportError, OSError, RuntimeError) as error:
-        # llama_cpp raises the last three if its libraries cannot be loaded.
-        sys.stderr.write(f"{error}\n")
-        return _REFUSED
-    sys.stdout.write(json.dumps([asdict(one) for one in found]) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

@@ -15,7 +15,8 @@ import pytest
 from mtp_gguf.native import head_types
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
-from mtp_gguf.native.head_types import STORED, MeasuredType, TypeChoice, measure_types
+from mtp_gguf.native.head_trial import measure_types
+from mtp_gguf.native.head_types import STORED, MeasuredType, TypeChoice
 from mtp_gguf.native.llama import MTPLlama
 from support.models import DEMO, Models
 
@@ -123,7 +124,7 @@ def test_a_type_that_loses_drafts_is_not_chosen(models: Models) -> None:
     assert len({one.chains for one in found}) == 1
     stored, fine, bad = found
     print(found)
-    assert bad.accepted < stored.accepted * (1 - head_types._MOST_LOSS) <= fine.accepted
+    assert bad.accepted < stored.accepted * (1 - head_types.MOST_LOSS) <= fine.accepted
     slow = replace(stored, draft_ms=1e3, verify_ms=1.0)
     fast = replace(bad, draft_ms=1e-3, verify_ms=1.0)
     assert TypeChoice((slow, fast)).name is None
