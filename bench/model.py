@@ -214,7 +214,7 @@ class BenchModel:
             fastmtp_size=setting.fastmtp_size,
         )
 
-    def _load_head(self, **options: int) -> Head:
+    def _load_head(self, **options: Any) -> Head:
         return Head(
             self._head_path or self.path,
             trunk=self.path if self._head_path else None,

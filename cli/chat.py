@@ -34,6 +34,7 @@ from .options import (
     GpuLayers,
     HeadFile,
     Images,
+    LoadedType,
     MinP,
     Mmproj,
     ModelName,
@@ -142,6 +143,7 @@ def chat(
     seed: Seed = -1,
     depth: Annotated[str | None, depth_option()] = None,
     head: HeadFile = None,
+    mtp_type: LoadedType = None,
     plain: NoColor = False,
     as_json: AsJson = False,
 ) -> None:
@@ -171,7 +173,17 @@ def chat(
     wanted = parse_depth(depth)
     system = system and as_utf8("--system", system)
     split = split_options(split_mode, tensor_split, main_gpu)
-    llm = drafting_model(model, head, wanted, context, threads, gpu_layers, n_cpu_moe, split=split)
+    llm = drafting_model(
+        model,
+        head,
+        wanted,
+        context,
+        threads,
+        gpu_layers,
+        n_cpu_moe,
+        split=split,
+        mtp_type=mtp_type,
+    )
     from mtp_gguf.native.chat.chat import Chat  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.native.llama.sampling import Sampling  # noqa: PLC0415
 

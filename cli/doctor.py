@@ -268,8 +268,8 @@ def _tried(
     from mtp_gguf.native.checks.trial import try_model  # noqa: PLC0415
 
     failure = try_model(model, head)
-    if failure is None and head is None and measured:
-        check = check_acceptance(model, CONSOLE)
+    if failure is None and measured:
+        check = check_acceptance(head or model, CONSOLE, trunk=model if head else None)
         findings = (*diagnosis.findings, *_stale(check, model))
         return dataclasses.replace(diagnosis, findings=findings), check
     if failure is None:

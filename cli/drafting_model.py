@@ -29,6 +29,7 @@ _OPTION_NAMES = {
     "fastmtp_size:": "--fastmtp-size:",
     "draft_threads:": "--draft-threads:",
     "mtp_head:": "--head:",
+    "mtp_type:": "--mtp-type:",
     "n_cpu_moe:": "--n-cpu-moe:",
     "split_mode:": "--split-mode:",
     "tensor_split:": "--tensor-split:",
@@ -97,6 +98,8 @@ def drafting_model(
                 **(split or {} if usable_layers == gpu_layers else {}),
                 **options,
             )
+    if llm.type_choice is not None:
+        typer.echo(f"mtp-gguf: {llm.type_choice.text}", err=True)
     for note in notes:
         typer.echo(f"mtp-gguf: {with_options(_OPTION_NAMES, str(note.message))}", err=True)
     if llm.head is not None and llm.head.layout == "made":

@@ -32,6 +32,7 @@ from .options import (
     GpuLayers,
     HeadFile,
     Images,
+    LoadedType,
     Lora,
     MinP,
     Mmproj,
@@ -154,6 +155,7 @@ def generate(
         ),
     ] = None,
     head: HeadFile = None,
+    mtp_type: LoadedType = None,
     lookup: Annotated[
         bool | None,
         typer.Option(
@@ -270,6 +272,7 @@ def generate(
         lookup_files=lookup_file or (),
         fastmtp_size=fastmtp_size,
         draft_threads=draft_threads,
+        mtp_type=mtp_type,
         profile=not no_profile,
     )
     from mtp_gguf.native.libraries.loaded import loaded_libraries  # noqa: PLC0415  (loads llama.cpp)

@@ -138,6 +138,15 @@ HeadFile: TypeAlias = Annotated[
         "beside it).",
     ),
 ]
+LoadedType: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--mtp-type",
+        metavar="TYPE|auto",
+        help="Quantize the head to this type, such as Q8_0, while loading; auto: the fastest that "
+        "loses no drafts, measured once for a model (default: as stored).",
+    ),
+]
 MtpF16: TypeAlias = Annotated[
     bool,
     typer.Option(

@@ -326,6 +326,7 @@ def _publish(
     from mtp_gguf.convert.resolve import open_model  # noqa: PLC0415
     from mtp_gguf.gguf_tools.imatrix import read_imatrix  # noqa: PLC0415
     from mtp_gguf.publish.card import card_of  # noqa: PLC0415
+    from mtp_gguf.publish.chart import CHART, draw_acceptance  # noqa: PLC0415
     from mtp_gguf.publish.release import (  # noqa: PLC0415
         measure_files,
         open_record,
@@ -375,8 +376,16 @@ def _publish(
             if options.text:
                 _measure(release, record, options)
             measure_files(release, record, options.least, CONSOLE, force=options.force)
-            card = str(card_of(release, target, record.measured, record.acceptance))
-            _write_card(folder / _CARD, card)
+            picture = draw_acceptance(record.acceptance)
+            if picture is not None:
+                _write(folder / CHART, picture)
+            elif record.acceptance:
+                say(
+                    "mtp-gguf: the card has no picture without matplotlib: mtp-gguf[publish] has it"
+                )
+            chart = None if picture is None else CHART
+            card = str(card_of(release, target, record.measured, record.acceptance, chart))
+            _write(folder / _CARD, card.encode())
             if not options.no_upload:
                 _upload(release, target, found, record, options)
         except KeyboardInterrupt:
@@ -493,9 +502,11 @@ def _upload(
     options: _Options,
 ) -> None:
     """Upload the files that the repository lacks, and remove them here if that is wanted."""
+    from mtp_gguf.publish.chart import CHART  # noqa: PLC0415
     from mtp_gguf.publish.upload import open_repository, upload  # noqa: PLC0415
 
-    paths = [*release.paths, release.folder / _CARD]
+    pictures = [release.folder / CHART] if record.acceptance else []
+    paths = [*release.paths, *(path for path in pictures if path.is_file()), release.folder / _CARD]
     names = [path.name for path in paths]
     present = open_repository(target, names, found, record, private=not options.public)
     upload(
@@ -552,9 +563,9 @@ def _measure(release: "Release", record: "Record", options: _Options) -> None:
     record.save()
 
 
-def _write_card(path: Path, card: str) -> None:
+def _write(path: Path, data: bytes) -> None:
     try:
-        path.write_text(card, encoding="utf-8")
+        path.write_bytes(data)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -18,8 +18,9 @@ from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.hub.remote import on_hub
 from mtp_gguf.gguf_tools.machine.process_memory import free_memory
+from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
-from mtp_gguf.gguf_tools.profile import AUTO, find_profile
+from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings, find_profile
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import (
     MMPROJ_OPTIONS,
@@ -44,7 +45,7 @@ from mtp_gguf.server.model import (
 from .gpu_options import MainGpu, Split, TensorSplit
 from .gpu_options import tensor_split as parse_tensor_split
 from .local_model import local_model
-from .options import AsJson, Command, Threads, parse_bytes, spelled
+from .options import AsJson, Command, LoadedType, Threads, parse_bytes, spelled
 from .progress import USAGE_ERROR, reports_errors, status_line
 
 _EXAMPLE = """
@@ -157,6 +158,7 @@ def serve(
             "beside it).",
         ),
     ] = None,
+    mtp_type: LoadedType = None,
     mmproj: Annotated[
         Path | None,
         typer.Option(
@@ -271,8 +273,8 @@ def serve(
         raise typer.BadParameter("--open cannot be combined with --print-command")
     if session_size and session_dir is None:
         raise typer.BadParameter("--session-size needs --session-dir")
-    if no_draft and (head or depth):
-        raise typer.BadParameter("--no-draft cannot be combined with --head or --depth")
+    if no_draft and (head or depth or mtp_type):
+        raise typer.BadParameter("--no-draft cannot be combined with --head, --depth or --mtp-type")
     parse_tensor_split(tensor_split)
     wanted = None if depth is None else _depth(depth)
     ours = {
@@ -312,6 +314,9 @@ def serve(
     if served.head_file is not None:
         tuned, ignored = find_profile(file.path, server.kernels, None)
     settings = tuned.settings if tuned else None
+    typed = ""
+    if mtp_type is not None and served.head_file is not None:
+        mtp_type, typed = _head_type(mtp_type, served, settings, threads, gpu_layers)
     index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
     sessions = None
     if session_dir is not None:
@@ -330,6 +335,7 @@ def serve(
         sessions=sessions,
         share_sessions=share_sessions,
         huge_pages=huge_pages,
+        mtp_type=mtp_type,
     )
     missing = ""
     if gpu_layers and rpc is None and not finds_gpu(server.path):
@@ -348,15 +354,18 @@ def serve(
         variables = huge_page_environment(os.environ if variables is None else variables)
     if served.head_file is not None:
         files = [one.path for one in (served.file, served.head_file) if one]
-        costs = (server.path, wanted, settings, rpc, lookup, huge_pages)
+        costs = (server.path, wanted, settings, rpc, lookup, huge_pages, mtp_type)
         remembered = depth_file(files, *map(str, costs), *without_key([*given, *passed]))
         if remembered:
             variables = {**(os.environ if variables is None else variables)}
             variables[DEPTH_FILE] = str(remembered)
     lacking = _lacking(server)
-    own = served.head_file is file
-    acceptance = f"acceptance: {file.acceptance}" if own and file.acceptance else ""
-    notes = (lacking, kernels, headless, several, ignored, missing, acceptance, *command.notes)
+    stated = served.acceptance
+    acceptance = f"acceptance: {stated}" if stated else ""
+    notes = (
+        *(lacking, kernels, headless, several, ignored, missing, acceptance, typed),
+        *command.notes,
+    )
     for note in filter(None, notes):
         typer.echo(f"mtp-gguf: {printable(note)}", err=True)
     if print_command:
@@ -364,6 +373,41 @@ def serve(
         return
     typer.echo(shlex.join(without_key(command.words)), err=True)
     raise typer.Exit(_run(command, variables, found.path.name, as_json, example, open_page))
+
+
+def _head_type(
+    wanted: str,
+    served: ServedModel,
+    settings: DraftSettings | None,
+    threads: int | None,
+    gpu_layers: int | None,
+) -> tuple[str | None, str]:
+    """Return the type for the head's matrices, None for as stored, and a note on the choice."""
+    from mtp_gguf.native.libraries.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.head import check_head  # noqa: PLC0415
+    from mtp_gguf.native.checks.head_types import choose_type  # noqa: PLC0415
+
+    trunk, head = served.file.path, served.separate_head
+    size = settings.fastmtp_size if settings else 0
+    if served.head_file is not None and served.head_file.drafter:
+        raise RequestError(f"--mtp-type {wanted}: expected an MTP head, found another drafter")
+    if wanted.lower() != AUTO:
+        with spelled({"mtp_type:": "--mtp-type:"}):
+            check_head(
+                head or trunk,
+                trunk=trunk if head else None,
+                device="CPU",
+                fastmtp_size=size,
+                mtp_type=wanted,
+            )
+        return wanted, ""
+    options = {
+        "n_threads": threads or computing_threads(),
+        "n_gpu_layers": gpu_layers or 0,
+        "fastmtp_size": size,
+    }
+    choice = choose_type(trunk, head, kernels(), options)
+    return choice.name, choice.text
 
 
 def _check_room(served: ServedModel, server: LlamaServer) -> None:

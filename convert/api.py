@@ -278,7 +278,12 @@ def convert(
             refuse(gate, force=force, written=first)
             warnings = [*warnings, *gate.warnings()]
     checks = {
-        plan.shards[0].path: record_acceptance(plan.shards[0].path, progress, least_acceptance)
+        plan.shards[0].path: record_acceptance(
+            plan.shards[0].path,
+            progress,
+            least_acceptance,
+            trunk=None if plan.has_trunk else first,
+        )
         for plan in result.plans
         if plan.is_measured
     }

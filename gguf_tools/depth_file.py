@@ -27,16 +27,24 @@ def depth_file(files: Sequence[Path], *settings: object) -> Path | None:
     named = os.environ.get(VARIABLE, "")
     if named:
         return None if named == "0" else Path(named)
-    folder = cache_root() / "depth"
+    return cached_file("depth", ".depth", files, *settings)
+
+
+def cached_file(kind: str, suffix: str, files: Sequence[Path], *settings: object) -> Path | None:
+    """Return the file in a folder of the user's cache for models and settings, as `depth_file`.
+
+    None if one of the files cannot be read.
+    """
+    folder = cache_root() / kind
     key: list[object] = [*settings]
     try:
         for file in files:
             status = file.stat()
             key += [str(file.resolve()), status.st_size, status.st_mtime_ns]
-        found = sorted((path.stat().st_mtime_ns, path) for path in folder.glob("*.depth"))
+        found = sorted((path.stat().st_mtime_ns, path) for path in folder.glob(f"*{suffix}"))
     except OSError:  # a file that is being replaced
         return None
     for _, oldest in found[: max(0, len(found) - _MOST_FILES)]:
         with suppress(OSError):
             oldest.unlink()
-    return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.depth"
+    return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}{suffix}"

@@ -155,7 +155,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         in_use=draft_in_use(draft, model.vocabulary_size or 0)
         if sound and head.head.kind.ours
         else None,
-        acceptance=read_stored(model) if sound and separate is None else None,
+        acceptance=read_stored(head, model if separate else None) if sound else None,
     )
 
 

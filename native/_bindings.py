@@ -65,6 +65,7 @@ class HeadParams(ctypes.Structure):
         ("n_ring", c_int32),
         ("embedding", c_void_p),
         ("output", c_void_p),
+        ("type", c_char_p),
     )
 
 

@@ -32,7 +32,12 @@ class Draft:
 
 
 def check_head(
-    path: str | Path, *, trunk: str | Path | None, device: str, fastmtp_size: int
+    path: str | Path,
+    *,
+    trunk: str | Path | None,
+    device: str,
+    fastmtp_size: int,
+    mtp_type: str | None = None,
 ) -> None:
     """Raise what `Head` with these arguments would, before a large trunk is loaded for it.
 
@@ -42,6 +47,7 @@ def check_head(
     params = lib.mtp_head_default_params()
     params.trunk_path = None if trunk is None else str(trunk).encode()
     params.device, params.fastmtp_size = device.encode(), fastmtp_size
+    params.type = None if mtp_type is None else mtp_type.encode()
     check(lib.mtp_head_check(str(path).encode(), ctypes.byref(params)))
 
 
@@ -69,7 +75,9 @@ class Head(Owner):
     this size when it is loaded: special tokens, then by id; 0 for the default. n_ring: how many of
     the last ids sessions replace by tokens of the text; 0 for the default, -1 for none. model: a
     llama_model pointer of the trunk, which must outlive the head; without a draft vocabulary its
-    embedding and output are used where they are, if that is the head's GPU.
+    embedding and output are used where they are, if that is the head's GPU. mtp_type: quantize
+    matrices of the block that have more bits to this type of ggml while loading ("Q4_K"); the file
+    stays as it is. None for as stored.
 
     Raises HeadMissingError for a model without a head, ModelRefusedError for an invalid file.
     """
@@ -90,6 +98,7 @@ class Head(Owner):
         fastmtp_size: int = 0,
         n_ring: int = 0,
         model: Any = None,
+        mtp_type: str | None = None,
     ) -> None:
         lib = library()
         params = lib.mtp_head_default_params()
@@ -99,6 +108,7 @@ class Head(Owner):
         params.n_seq_max, params.n_batch = n_seq_max, n_batch
         params.fastmtp_size = fastmtp_size
         params.n_ring = n_ring
+        params.type = None if mtp_type is None else mtp_type.encode()
         if model is not None:
             params.embedding, params.output = (_matrix(model, output=o) for o in (False, True))
         handle = self._own(lib.mtp_head_free)

@@ -13,7 +13,6 @@ from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX
 
 from .release import Release
 
-_BAR = 40  # columns of the chart for 100 %
 _TAGS = ("gguf", "llama.cpp", "mtp", "speculative-decoding")
 # What a card says of the model itself, which holds for its GGUFs, too.
 _KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag")
@@ -24,11 +23,12 @@ def card_of(
     repository: str,
     measured: Mapping[str, Any] | None = None,
     acceptance: Mapping[str, Any] | None = None,
+    chart: str | None = None,
 ) -> ModelCard:
     """The card of `repository`: base model, licence and tags of the source, files, how to run.
 
     measured: as in the record; without it the card has no table of quality. acceptance: as in
-    the record, by the files' names.
+    the record, by the files' names. chart: the file of its picture, if there is one.
     """
     fields = _source_fields(release.checkpoint.folder)
     copied = {name: fields[name] for name in _KEPT if fields.get(name)}
@@ -39,7 +39,9 @@ def card_of(
         copied["base_model"] = hub.hub_id
         copied["base_model_relation"] = "quantized"
     data = ModelCardData(**copied, tags=[*dict.fromkeys((*own, *_TAGS))], library_name="gguf")
-    text = _text(release, repository) + _quality(measured or {}) + _acceptance(acceptance or {})
+    text = (
+        _text(release, repository) + _quality(measured or {}) + _acceptance(acceptance or {}, chart)
+    )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
@@ -77,8 +79,8 @@ in the draft.
 """
 
 
-def _acceptance(recorded: Mapping[str, Any]) -> str:
-    """A section with the acceptance of each file, as numbers and as bars; empty without files."""
+def _acceptance(recorded: Mapping[str, Any], chart: str | None) -> str:
+    """A section with the acceptance of each file, in a table and a picture; empty without files."""
     if not recorded:
         return ""
     files = {name: Acceptance.of(fields) for name, fields in recorded.items()}
@@ -86,13 +88,8 @@ def _acceptance(recorded: Mapping[str, Any]) -> str:
         f"| {name} | {found.greedy.text} | {found.sampled.text} | {found.greedy.drafted[0]} |"
         for name, found in files.items()
     )
-    bars = "\n".join(
-        f"{name}\n"
-        + "\n".join(
-            f"  {position} {'█' * round(_BAR * rate):{_BAR}} {rate:4.0%}"
-            for position, rate in enumerate(found.greedy.rates, 1)
-        )
-        for name, found in files.items()
+    picture = (
+        f"\n![Greedy acceptance by position, with intervals of 95 %]({chart})\n" if chart else ""
     )
     return f"""
 ## Acceptance
@@ -106,11 +103,7 @@ FILE --mtp` shows.
 | file | greedy | temperature 1 | drafts |
 | --- | --- | --- | --- |
 {rows}
-
-```
-{bars}
-```
-"""
+{picture}"""
 
 
 def _size(nbytes: int) -> str:

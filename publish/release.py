@@ -199,13 +199,15 @@ def measure_files(
     RequestError, if not `force`, for a head whose first drafts are accepted less often than
     `least`. What cannot be measured is said and left out.
     """
-    for path in (plan.shards[0].path for plan in release.models if plan.is_measured):
-        if not path.is_file():
+    for plan in (plan for plan in release.plans if plan.is_measured):
+        path = plan.shards[0].path
+        trunk = None if plan.has_trunk else release.models[0].shards[0].path
+        if not path.is_file() or not (trunk or path).is_file():
             continue
-        with open_model(path) as model:
-            stated = read_stored(model).acceptance
+        with open_model(path) as model, open_model(trunk or path) as whole:
+            stated = read_stored(model, whole if trunk else None).acceptance
         if stated is None:
-            check = record_acceptance(path, progress, least)
+            check = record_acceptance(path, progress, least, trunk)
             if check.measured is None:
                 progress.say(f"{path}: {check.text}")
                 continue

@@ -84,6 +84,7 @@ def server_command(
     sessions: SessionFolder | None = None,
     share_sessions: bool = False,
     huge_pages: bool = False,
+    mtp_type: str | None = None,
 ) -> ServerCommand:
     """Build the command line.
 
@@ -100,6 +101,7 @@ def server_command(
         share_sessions: let each API key continue the conversations of the others.
         huge_pages: let the server copy the weights; the pages of the copy depend on the
             environment that it runs in (huge_pages.py).
+        mtp_type: quantize the matrices of the head to this type while loading; None for as stored.
 
     Raises:
         ServerError: the server cannot load the file, or cannot draft.
@@ -162,6 +164,13 @@ def server_command(
                 words += ["-md", str(model.separate_head)]
             if tuned and server.fused:
                 words += _tuned_words(tuned)
+            if mtp_type is not None:
+                if not server.head_type:
+                    raise ServerError(
+                        f"{server.path} ({server.version}): cannot quantize a head while loading; "
+                        "build one that can with mtp-gguf build-server, or serve without --mtp-type"
+                    )
+                words += ["--spec-draft-head-type", mtp_type]
     if types == ["lookup"]:
         words += ["--spec-type", "lookup"]
     if lookup_index:

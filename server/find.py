@@ -23,6 +23,7 @@ _CAPABILITIES = (
     "--spec-lookup-index",
     "--session-dir",
     "--share-sessions",
+    "--spec-draft-head-type",
 )
 
 _DRAFTERS = ("draft-eagle3", "draft-dflash", "draft-dspark")
@@ -39,9 +40,9 @@ class LlamaServer:
     `patches/`. fastmtp: drafts with the FastMTP vocabularies of Qwen3.5 files. fused: drafts in one
     graph. auto: chooses the depth itself. lookup: drafts from the text of a slot, too, and
     lookup_index: from an index of lookup files. sessions: keeps conversations in a folder.
-    separates: keeps the conversations of several API keys apart. drafters: the
-    values of `--spec-type` for drafters that are no MTP head. copying: the options with which it
-    copies the weights instead of mapping the file.
+    separates: keeps the conversations of several API keys apart. head_type: quantizes the head
+    while loading. drafters: the values of `--spec-type` for drafters that are no MTP head.
+    copying: the options with which it copies the weights instead of mapping the file.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class LlamaServer:
     lookup_index: bool
     sessions: bool
     separates: bool
+    head_type: bool
     drafters: tuple[str, ...] = field(default=(), kw_only=True)
     copying: tuple[str, ...] = field(default=(), kw_only=True)
 
@@ -68,6 +70,7 @@ class LlamaServer:
             "lookup files": self.lookup_index,
             "conversations on disk": self.sessions,
             "separate conversations for each API key": self.separates,
+            "types of the head chosen while loading": self.head_type,
         }
         return [name for name, there in features.items() if not there]
 

@@ -73,6 +73,14 @@ class ServedModel:
         return self.head_file.path if self.head_file and other else None
 
     @property
+    def acceptance(self) -> str | None:
+        """What the file of the head states of its acceptance with this model; None if nothing."""
+        if self.head_file is None or self.head_file is self.file:
+            return self.file.acceptance if self.head_file else None
+        with open_gguf_model(self.file.path) as trunk, open_gguf_model(self.head_file.path) as head:
+            return read_stored(head, trunk).text
+
+    @property
     def draft_layout(self) -> DraftLayout | None:
         """Layout of the head's draft vocabulary; None if it has none."""
         draft = self.head_file.head.draft if self.head_file else None

@@ -78,23 +78,32 @@ def is_measured(*, no_check: bool) -> bool:
     return not no_check and os.environ.get(VARIABLE) != "0"
 
 
-def record_acceptance(path: Path, progress: Progress, least: float = LEAST) -> AcceptanceCheck:
+def record_acceptance(
+    path: Path, progress: Progress, least: float = LEAST, trunk: Path | None = None
+) -> AcceptanceCheck:
     """Measure a finished file and store the counts in its reserved keys.
 
     path: any shard. least: the acceptance of first drafts below which the head is reported as bad.
+    trunk: that of a head alone.
     """
-    check = check_acceptance(path, progress, least)
+    check = check_acceptance(path, progress, least, trunk)
     if check.measured is not None:
-        store(path, check.measured)
+        store(path, check.measured, trunk)
     return check
 
 
-def check_acceptance(path: Path, progress: Progress, least: float = LEAST) -> AcceptanceCheck:
-    """Measure a finished file; if that fails, the result contains the reason."""
+def check_acceptance(
+    path: Path, progress: Progress, least: float = LEAST, trunk: Path | None = None
+) -> AcceptanceCheck:
+    """Measure a finished file; if that fails, the result contains the reason.
+
+    trunk: that of a head alone.
+    """
+    model, head = trunk or path, path if trunk else None
     try:
         from mtp_gguf.native.checks.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
 
-        needed, free = memory_needed(path), process_memory.free_memory()
+        needed, free = memory_needed(model), process_memory.free_memory()
         if free < needed:
             raise RequestError(
                 f"the model takes {human_bytes(needed)} of memory, and {human_bytes(free)} are free"
@@ -106,7 +115,12 @@ def check_acceptance(path: Path, progress: Progress, least: float = LEAST) -> Ac
             )
         has_list = _has_list(path)
         found = AcceptanceCheck(
-            measure_in_subprocess(path, seconds=_SECONDS, whole_vocabulary=not has_list),
+            measure_in_subprocess(
+                model,
+                seconds=_SECONDS,
+                whole_vocabulary=not has_list and not _is_short(path),
+                head=head,
+            ),
             least=least,
         )
         if not found.poor:
@@ -114,7 +128,7 @@ def check_acceptance(path: Path, progress: Progress, least: float = LEAST) -> Ac
         measured, whole = found.measured, None
         assert measured is not None
         if has_list:
-            whole = measure_in_subprocess(path, seconds=_SECONDS, whole_vocabulary=True)
+            whole = measure_in_subprocess(model, seconds=_SECONDS, whole_vocabulary=True, head=head)
         warning = poor_text(path, measured, least, whole)
         return AcceptanceCheck(measured, whole, least=least, warning=warning)
     except (MtpGgufError, ImportError) as error:
@@ -147,6 +161,13 @@ def poor_text(path: Path, found: Acceptance, least: float, whole: Acceptance | N
         "may be exchanged; take the head of exactly this model; "
         f"mtp-gguf doctor {quoted(path)} --explain looks for the cause"
     )
+
+
+def _is_short(path: Path) -> bool:
+    """Whether a file has only the rows of its draft vocabulary."""
+    with open_model(path) as model:
+        draft = model.head.report.draft
+    return draft is not None and draft.layout is not DraftLayout.IDS
 
 
 def _has_list(path: Path) -> bool:

@@ -55,6 +55,7 @@ class Request:
     mmproj: type of the mmproj file; None without one. sidecar: precision of a file with the head
     alone; None without one. recipe: lines of a recipe, which the overrides carry out and the
     metadata record. measured: reserve the keys of the acceptance in files that can draft.
+    beside: the file is a head alone, beside its model.
     """
 
     quant: str
@@ -72,6 +73,7 @@ class Request:
     split_max_size: int | None = None
     output: Path | None = None
     measured: bool = False
+    beside: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +196,7 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
         spec = TensorSpec(name, scale.shape, F32)
         tensors.append(PlannedTensor(spec, part(name), data=scale))
     tensors.sort(key=lambda t: file_order(t.spec.name))
-    is_measured = request.measured and _can_draft(tensors, metadata)
+    is_measured = request.measured and _can_draft(tensors, metadata, alone=request.beside)
     if is_measured:
         metadata = inserted(metadata, reserved(), BEFORE_TOKENIZER)
     path = output_path(request, metadata, quant)
@@ -218,11 +220,16 @@ def _has_trunk(tensors: Iterable[PlannedTensor]) -> bool:
     return any(t.part == "base" and block_of(t.spec.name) is not None for t in tensors)
 
 
-def _can_draft(tensors: Sequence[PlannedTensor], metadata: Mapping[str, Value | RawValue]) -> bool:
-    """Whether a file is of a model and its head, with which our runtime drafts."""
+def _can_draft(
+    tensors: Sequence[PlannedTensor], metadata: Mapping[str, Value | RawValue], *, alone: bool
+) -> bool:
+    """Whether a file is of a model and its head, with which our runtime drafts.
+
+    alone: the head alone will do, beside its model.
+    """
     architecture = metadata.get("general.architecture")
     ours = isinstance(architecture, Value) and architecture.data in OUR_ARCHITECTURES
-    return ours and _has_trunk(tensors) and any(t.part == "head" for t in tensors)
+    return ours and (alone or _has_trunk(tensors)) and any(t.part == "head" for t in tensors)
 
 
 def _draft_notes(draft: DraftVocabulary | None, request: Request) -> tuple[str, ...]:

@@ -77,6 +77,7 @@ def _sidecar(checkpoint: Checkpoint, request: Request, whole: Content) -> tuple[
         quant=request.sidecar,
         also=(),
         head=HeadChoice.ALONE,
+        beside=True,
         output=sidecar_path(request, whole.metadata, request.sidecar),
     )
     content = replace(make_content(checkpoint, asked), skipped={})

@@ -8,6 +8,7 @@ recognized. docs/acceptance.md describes keys and method.
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import sqrt
@@ -112,24 +113,27 @@ class Stored:
 
     acceptance: None if it states nothing that can be believed. fault: why what it states is not
     shown as its own; "" if there is no reason. checked: whether the fingerprints were compared,
-    which needs bytes of every tensor.
+    which needs bytes of every tensor, and for a head alone its trunk. alone: whether it is one.
     """
 
     acceptance: Acceptance | None
     fault: str = ""
     checked: bool = True
+    alone: bool = False
 
     @property
     def text(self) -> str | None:
         """One line for a report; None if the file states nothing."""
         if self.fault:
-            return f"not that of this file: {self.fault}; mtp-gguf doctor --load measures it"
+            pair = "of this head with this trunk" if self.alone else "that of this file"
+            return f"not {pair}: {self.fault}; mtp-gguf doctor --load measures it"
         if self.acceptance is None:
             return None
-        unchecked = "" if self.checked else ", as the file states; not compared with its tensors"
-        return (
-            f"{self.acceptance.text}, measured on the corpus {CORPUS} {CORPUS_VERSION}{unchecked}"
-        )
+        origin = f"measured on the corpus {CORPUS} {CORPUS_VERSION}"
+        if self.checked:
+            return f"{self.acceptance.text}, {origin}"
+        what = "a trunk, mtp-gguf doctor TRUNK --head FILE" if self.alone else "its tensors"
+        return f"{self.acceptance.text}, {origin}, as the file states; not compared with {what}"
 
     def fields(self) -> dict[str, Any] | None:
         """Return the fields for --json; None if the file states nothing."""
@@ -145,14 +149,17 @@ def reserved() -> dict[str, Value]:
     return _keys(Acceptance(none, none), "0" * 2 * _DIGEST, "0" * 2 * _DIGEST)
 
 
-def store(path: Path, acceptance: Acceptance) -> None:
-    """Replace the values of the reserved keys of a written model.
+def store(path: Path, acceptance: Acceptance, trunk: Path | None = None) -> None:
+    """Replace the values of the reserved keys of a written model, or of a head alone.
 
-    path: any shard of it; the keys are in the first one. RequestError if the keys are not reserved.
+    path: any shard of it; the keys are in the first one. trunk: that a head alone was measured
+    with. RequestError if the keys are not reserved.
     """
-    with open_model(path) as model:
+    with ExitStack() as stack:
+        model = stack.enter_context(open_model(path))
         first, target = model.first, model.paths[0]
-        new = _keys(acceptance, *fingerprints(model))
+        whole = stack.enter_context(open_model(trunk)) if trunk else None
+        new = _keys(acceptance, *fingerprints(model, whole))
         at = 24  # magic, version and the two counts
         for key in first.keys:
             if key == _VERSION_KEY:
@@ -176,34 +183,40 @@ def store(path: Path, acceptance: Acceptance) -> None:
         raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
 
 
-def read_stored(model: Model) -> Stored:
-    """Return what a model states about its acceptance.
+def read_stored(model: Model, trunk: Model | None = None) -> Stored:
+    """Return what a model, or a head alone, states about its acceptance.
 
-    The fingerprints of a local file are compared, which reads a few bytes of each tensor.
+    The fingerprints of local files are compared, which reads a few bytes of each tensor. trunk:
+    that a head alone is to run with; without it that fingerprint is not compared.
     """
+    alone = False
     try:
         stated = _stated(model)
-        if stated is None or is_remote(str(model.path)):
+        files = [model, trunk] if trunk else [model]
+        if stated is None or any(is_remote(str(file.path)) for file in files):
             return Stored(stated, checked=False)
+        alone = model.head.is_alone
         names = {"trunk": _TRUNK_KEY, "head": _HEAD_KEY}
-        for (part, key), found in zip(names.items(), fingerprints(model), strict=True):
-            if model.first.scalar(key) != found:
-                return Stored(None, f"the stated one was measured with another {part}")
+        for (part, key), found in zip(names.items(), fingerprints(model, trunk), strict=True):
+            if model.first.scalar(key) != found and (part == "head" or trunk or not alone):
+                return Stored(None, f"the stated one was measured with another {part}", alone=alone)
     except (FormatError, RequestError) as error:
-        return Stored(None, str(error))
-    return Stored(stated)
+        return Stored(None, str(error), alone=alone)
+    return Stored(stated, checked=trunk is not None or not alone, alone=alone)
 
 
-def fingerprints(model: Model) -> tuple[str, str]:
+def fingerprints(model: Model, trunk: Model | None = None) -> tuple[str, str]:
     """Return the fingerprints of trunk and head: of names, types, shapes and some bytes of each.
 
-    That of the head includes its draft vocabulary. Sharding and the order of tensors have no part.
+    That of the head includes its draft vocabulary, and of a head alone everything in the file.
+    trunk: of a head alone. Sharding and the order of tensors have no part.
     """
-    head = set(model.head.names)
+    head = set(model.tensors if model.head.is_alone else model.head.names)
     draft = [
         encoded_keys({key: model.first.raw(key)}) for key in DRAFT_KEYS if key in model.first.keys
     ]
-    return _digest(model, model.tensors.keys() - head), _digest(model, head, draft)
+    whole = trunk or model
+    return _digest(whole, whole.tensors.keys() - set(whole.head.names)), _digest(model, head, draft)
 
 
 def _digest(model: Model, names: Iterable[str], more: Iterable[bytes] = ()) -> str:

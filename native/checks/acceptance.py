@@ -165,7 +165,7 @@ def measure_acceptance(
                 if chain >= _LEAST_CHAINS and perf_counter() - began > seconds:
                     break
                 sampled = text is None and chain % 2 == 1
-                ways[sampled][_accepted(llm.session, token, depth, sampled=sampled)] += 1
+                ways[sampled][accepted_drafts(llm.session, token, depth, sampled=sampled)] += 1
                 chain += 1
         return Measured(_counts(ways[0]), _counts(ways[1]), perf_counter() - began)
 
@@ -187,7 +187,7 @@ def places_of(llm: "MTPLlama") -> Iterator[tuple[list[int], list[int]]]:
         yield prompt + tokens[:_PROMPT], tokens[_PROMPT : _PROMPT + _CHAINS]
 
 
-def _accepted(session: "Session", token: int, depth: int, *, sampled: bool) -> int:
+def accepted_drafts(session: "Session", token: int, depth: int, *, sampled: bool) -> int:
     """Append `token`; return how many drafts after it the trunk accepts, which are removed."""
     end = session.length() + 1
     step = session.step_sampled if sampled else session.step

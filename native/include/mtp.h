@@ -138,6 +138,10 @@ typedef struct mtp_head_params {
     const struct ggml_tensor * output;    /* (mtp_model_matrix), or NULL. A head that drafts from the full
                               * vocabulary uses them where they are, if that is its device, a GPU, in
                               * place of copies. They must outlive the head */
+    const char * type;       /* ggml's name of a type, such as "q4_K": matrices of the MTP block that are
+                              * stored in more bits are quantized to it in memory. NULL or "": as stored.
+                              * Routers and rows of the trunk's matrices stay as they are, and so does a
+                              * matrix whose rows are no whole blocks of the type */
 } mtp_head_params;
 
 /* Returns the defaults: "CPU", 2 threads, 512 positions, 1 sequence, 512 rows, the whole draft

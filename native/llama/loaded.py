@@ -20,9 +20,12 @@ from mtp_gguf.gguf_tools.profile import AUTO
 from .. import log
 from .._bindings import library
 from .._interrupts import DeferredInterrupts
+from ..checks.head_types import AUTO as AUTO_TYPE
+from ..checks.head_types import TypeChoice, choose_type
 from ..checks.model_file import TEMPLATE_ERRORS, template_fault
 from ..errors import ModelRefusedError, NativeError
 from ..head import Head, check_head
+from ..libraries.exact import kernels
 from ..libraries.replay import keeps_snapshots
 from ..lookup_files import open_lookup_files
 from ..runtime import llama_cpp, runtime
@@ -81,6 +84,7 @@ class LoadedModel(llama_cpp.Llama):
         self._overrides = how.overrides
         self._max_lookup = how.max_lookup
         self._mtp_options = dict(vars(how.arguments))
+        self.type_choice: TypeChoice | None = None  # of mtp_type "auto"
         self.depth = how.depth
         self.max_depth = how.max_depth
         try:
@@ -94,15 +98,19 @@ class LoadedModel(llama_cpp.Llama):
     def _load(self, how: Options, given: dict[str, Any]) -> None:
         """Load trunk and head; the two properties below change the trunk's parameters."""
         arguments = how.arguments
-        head = arguments.mtp_head or how.path
-        trunk = how.path if arguments.mtp_head else None
-        fastmtp_size = arguments.fastmtp_size or 0
+        self._head_file = arguments.mtp_head or how.path
+        self._head_options = {
+            "trunk": how.path if arguments.mtp_head else None,
+            "device": how.device,
+            "fastmtp_size": arguments.fastmtp_size or 0,
+        }
         for name in ("n_threads", "n_threads_batch"):
             given[name] = given.get(name) or computing_threads()
         verbose = given.setdefault("verbose", False)
         log.listen(verbose)
-        if self.max_depth > 0 and how.device != "CPU":
-            check_head(head, trunk=trunk, device=how.device, fastmtp_size=fastmtp_size)
+        mtp_type = self._choose_type(how, given) if self.max_depth > 0 else None
+        if self.max_depth > 0 and (how.device != "CPU" or mtp_type):
+            check_head(self._head_file, **self._head_options, mtp_type=mtp_type)
         try:
             super().__init__(how.path, **given)
         except ValueError as error:
@@ -127,29 +135,14 @@ class LoadedModel(llama_cpp.Llama):
         # Without logits_all nothing is written to scores; a single row is enough for readers.
         self.scores = np.zeros((self.n_ctx() if self._logits_all else 1, self._n_vocab), np.single)
         if self.max_depth > 0:
-            self._head = Head(
-                head,
-                trunk=trunk,
-                device=how.device,
-                n_threads=arguments.draft_threads or self.n_threads,
-                n_ctx=self.n_ctx(),
-                fastmtp_size=fastmtp_size,
-                model=self._model.model,
-            )
+            self._head_options["n_threads"] = arguments.draft_threads or self.n_threads
+            self._head = self._open_head(mtp_type)
             self._stack.callback(self._head.close)
             self._limit_depth(how.path, self._head.max_depth)
         drafts = self.max_depth or self._max_lookup
         if self._mode is Rollback.SNAPSHOT and drafts and not keeps_snapshots(self._ctx.ctx):
             self._mode = Rollback.CHECKPOINT
-        self._session = Session(
-            self._ctx.ctx,
-            self._head,
-            max_depth=self.max_depth,
-            rollback=self._mode,
-            max_rows=self._batches.max_rows,
-            min_rows=self._batches.min_rows,
-            max_lookup=self._max_lookup,
-        )
+        self._session = self._open_session(self._head, self.max_depth)
         self._stack.callback(self._session.close)
         self._session.set_costs(how.costs.verify_ms, how.costs.draft_ms)
         if self.depth == AUTO:
@@ -174,6 +167,49 @@ class LoadedModel(llama_cpp.Llama):
             )
             self._stack.callback(corpus.close)
             self._session.set_corpus(corpus)
+
+    def _open_head(self, mtp_type: str | None) -> Head:
+        """Load the model's head once more, with matrices in this type; the caller closes it."""
+        return Head(
+            self._head_file,
+            **self._head_options,
+            n_ctx=self.n_ctx(),
+            model=self._model.model,
+            mtp_type=mtp_type,
+        )
+
+    def _open_session(self, head: Head | None, max_depth: int) -> Session:
+        """Open a session of the trunk with a head; the caller closes it."""
+        return Session(
+            self._ctx.ctx,
+            head,
+            max_depth=max_depth,
+            rollback=self._mode,
+            max_rows=self._batches.max_rows,
+            min_rows=self._batches.min_rows,
+            max_lookup=self._max_lookup,
+        )
+
+    def _choose_type(self, how: Options, given: dict[str, Any]) -> str | None:
+        """Return the type for the head's matrices; None for as stored. "auto" measures."""
+        wanted = how.arguments.mtp_type
+        if wanted is None or wanted.lower() != AUTO_TYPE:
+            return wanted
+        names = ("n_threads", "n_gpu_layers", "split_mode", "tensor_split", "main_gpu")
+        self.type_choice = choose_type(
+            Path(how.path),
+            how.arguments.mtp_head and Path(how.arguments.mtp_head),
+            kernels(),
+            {
+                **{name: given[name] for name in names if given.get(name) is not None},
+                "mtp_device": how.device,
+                "fastmtp_size": how.arguments.fastmtp_size,
+                "draft_threads": how.arguments.draft_threads,
+                "n_cpu_moe": how.arguments.n_cpu_moe,
+                "tensor_overrides": how.arguments.tensor_overrides,
+            },
+        )
+        return self.type_choice.name
 
     def _choose_format(self) -> None:
         """Use the model's own template where llama_cpp has guessed a format of its own for it."""

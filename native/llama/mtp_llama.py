@@ -57,6 +57,10 @@ class MTPLlama(GeneratingModel):
     - fastmtp_size: how much of a ranked draft vocabulary to use; 0 for all, -1 for none. A file
       without one gets a list of this size when it is loaded; 0 for the default size.
     - mtp_head: another file to take the head from, local or on the hub.
+    - mtp_type: quantize the matrices of the head that have more bits to this type of ggml while
+      loading, such as "Q8_0"; the file stays as it is. "auto" measures types once for a model and
+      machine, in up to a minute or so, and takes the fastest that loses no accepted drafts
+      (docs/acceptance.md). None: as stored.
     - mtp_device: ggml's name of the device for the head (default: that of the trunk's last layer).
     - split_mode, tensor_split, main_gpu: llama_cpp.Llama's, for several GPUs.
     - n_cpu_moe: keep the experts of the trunk's first so many layers on the CPU, for a model that
@@ -109,6 +113,7 @@ class MTPLlama(GeneratingModel):
         rejection: bool = True,
         fastmtp_size: int | None = None,
         mtp_head: str | None = None,
+        mtp_type: str | None = None,
         mtp_device: str | None = None,
         n_cpu_moe: int = 0,
         tensor_overrides: Mapping[str, str] | None = None,
@@ -132,6 +137,7 @@ class MTPLlama(GeneratingModel):
             rejection=rejection,
             fastmtp_size=fastmtp_size,
             mtp_head=mtp_head,
+            mtp_type=mtp_type,
             mtp_device=mtp_device,
             n_cpu_moe=n_cpu_moe,
             tensor_overrides=tensor_overrides,

@@ -15,6 +15,7 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import AUTO, LOOKUP_TOKENS, Costs, DraftSettings, find_profile
 
 from .._bindings import MAX_DEPTH, library
+from ..checks.head_types import AUTO as AUTO_TYPE
 from ..checks.model_file import check_adapter, check_trunk
 from ..errors import NativeError
 from ..libraries.exact import Batches, exact_batches, has_attention, kernels
@@ -41,6 +42,7 @@ class Arguments:
     rejection: bool
     fastmtp_size: int | None
     mtp_head: str | None
+    mtp_type: str | None
     mtp_device: str | None
     n_cpu_moe: int
     tensor_overrides: Mapping[str, str] | None
@@ -68,6 +70,10 @@ class Arguments:
             raise NativeError(f"keep_prompt: expected 0 or more, found {self.keep_prompt}")
         if self.session_size < 1:
             raise NativeError(f"session_size: expected 1 byte or more, found {self.session_size}")
+        if not isinstance(self.mtp_type, str | None):
+            raise NativeError(
+                f"mtp_type: expected a name of a type, or {AUTO_TYPE}, found {self.mtp_type!r}"
+            )
         if self.session_dir is not None and given.get("logits_all"):
             raise NativeError("session_dir: expected logits_all=False, found True")
         if given.get("draft_model") is not None:

@@ -18,6 +18,7 @@
     LEFT_OUT(speculative, lookup_index, "chooses drafts")                                                                   \
     KEPT(draft, fused)                                                                                                      \
     KEPT(draft, n_vocab)                                                                                                    \
+    LEFT_OUT(draft, head_type, "in the fingerprint of the head, whose state of another type is dropped")                     \
     KEPT(draft, cache_type_k)                                                                                               \
     KEPT(draft, cache_type_v)                                                                                               \
     LEFT_OUT(draft, n_max, "how many tokens are drafted; `cells` says where it changes the state")                          \

@@ -383,6 +383,7 @@ static common_mtp_head_ptr common_speculative_open_mtp_head(const common_params 
     hparams.n_ctx        = params.n_ctx > 0 ? GGML_PAD(params.n_ctx, 256) : 1 << 24; // an upper bound: the cache grows with a sequence
     hparams.n_seq_max    = params.n_parallel;
     hparams.fastmtp_size = params_spec.n_vocab;
+    hparams.type         = params_spec.head_type.c_str();
     hparams.embedding    = model_tgt ? llama_model_get_vocab_matrix(model_tgt, /*output*/ false) : nullptr;
     hparams.output       = model_tgt ? llama_model_get_vocab_matrix(model_tgt, /*output*/ true)  : nullptr;
     hparams.n_batch      = 64; // rows of a prompt in one graph; each number of rows has a graph and its memory

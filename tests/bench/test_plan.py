@@ -129,7 +129,7 @@ def test_tasks_are_ordered_by_importance() -> None:
     # Three rounds of two prompts of 30 and 50 tokens at 4 ms, answers at 20 ms a token, a context.
     assert seconds["depth", 0] == pytest.approx(3 * (80 * 4 + 2 * 64 * 20 + 100) / 1e3)
     # A server is interleaved with our session and slower: more than twice the texts alone.
-    wanted = options(servers=[LlamaServer(Path("s"), "v", True, *[False] * 7)])
+    wanted = options(servers=[LlamaServer(Path("s"), "v", True, *[False] * 8)])
     server = make_tasks(wanted, ESTIMATE, prompts, 10**9)
     taken = {w.key: w.seconds(Amount(1, 64, 3)) for w in server}["server", 0, 0]
     texts = 3 * (80 * 4 + 2 * 64 * 20) / 1e3

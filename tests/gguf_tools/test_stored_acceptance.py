@@ -29,6 +29,7 @@ from mtp_gguf.gguf_tools.heads.acceptance import (
 from mtp_gguf.gguf_tools.model import ACCEPTANCE_PREFIX, Metadata, header_keys, open_model
 from mtp_gguf.native.checks.acceptance import measure_acceptance
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
+from mtp_gguf.server.model import choose_head
 from mtp_gguf.server.model import open_model as open_served
 from support.commands import invoke, succeed
 from support.gguf_files import loads, value_of
@@ -190,6 +191,41 @@ def test_a_graft_is_the_conversion_with_its_acceptance(
     arguments = ("--from", DEMO, "--mtp-f16", "-o", tmp_path / "made.gguf")
     succeed("graft", tmp_path / "trunk.gguf", *arguments)
     assert (tmp_path / "made.gguf").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [(), ("--fastmtp", "512", "--fastmtp-layout", "table")])
+def test_a_head_alone_states_what_it_has_with_its_trunk(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(measuring.VARIABLE, "1")
+    monkeypatch.setattr(measuring, "_SECONDS", 300.0)
+    model, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    words = ("--mtp-f16", "--sidecar", "F16", "--json")
+    fields = json.loads(succeed("convert", DEMO, "-o", model, *words, *options))["acceptance"]
+    head = next(path for path in tmp_path.iterdir() if path != model)
+    assert {*fields} == {str(model), str(head)}
+    alone = stated(head)
+    assert alone.alone
+    assert not alone.checked
+    assert alone.acceptance is not None
+    assert alone.acceptance.share == fields[str(head)]["share"] > LEAST
+
+    shown = succeed("list-tensors", head, "--mtp")
+    assert "not compared with a trunk, mtp-gguf doctor TRUNK --head FILE" in shown
+    examined = json.loads(succeed("doctor", model, "--head", head, "--load", "--json"))
+    assert examined["acceptance"]["checked"]
+    assert examined["acceptance"]["share"] == alone.acceptance.share
+    assert examined["measured_acceptance"]["share"] == alone.acceptance.share
+    serving = choose_head(open_served(model), head)
+    assert serving.acceptance is not None
+    assert serving.acceptance.endswith("measured on the corpus mtp-gguf 1")
+
+    changed(model, other, name="blk.0.attn_norm.weight")
+    examined = json.loads(invoke("doctor", other, "--head", head, "--json").stdout)
+    assert examined["acceptance"]["fault"] == "the stated one was measured with another trunk"
+    altered = changed(head, tmp_path / "altered.gguf", name="output_norm.weight")
+    assert stated(altered).fault == "the stated one was measured with another head"
 
 
 def test_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from PIL import Image
 
 from mtp_gguf.convert.heads import acceptance
 from mtp_gguf.gguf_tools.heads.acceptance import read_stored
@@ -318,7 +319,10 @@ def test_a_head_below_the_floor_is_not_published(
         assert found is not None
         text = f"| {path.name} | {found.greedy.text} | {found.sampled.text} | 8 |"
         assert text in card
-        assert f"\n{path.name}\n  1 █" in card
+    assert "](acceptance.png)" in card
+    with Image.open(tmp_path / "acceptance.png") as picture:
+        assert picture.size == (1200, 525)
+        assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 100
     # What a file states is not measured again.
     monkeypatch.setattr("mtp_gguf.publish.release.record_acceptance", None)
     assert invoke(*words, "--force").exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import socket
@@ -311,6 +312,32 @@ def test_a_profile_is_followed_where_the_user_says_nothing(
     assert printed(patched, model)[-2:] == ["--spec-draft-n-max", "auto"]
     tune(model, DraftSettings(AUTO), stock)
     assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "1"]
+
+
+def test_the_type_of_the_head(patched: Path, stock: Path, files: Files, tmp_path: Path) -> None:
+    model = files("plain", "demo")
+    assert printed(patched, model, "--mtp-type", "Q4_K")[-2:] == ["--spec-draft-head-type", "Q4_K"]
+    assert "--spec-draft-head-type" not in printed(patched, model)
+    assert "--mtp-type: expected one of q4_0, " in refusal(patched, model, "--mtp-type", "Q9")
+    assert "cannot quantize a head while loading" in refusal(stock, model, "--mtp-type", "Q4_K")
+    both = refusal(patched, model, "--mtp-type", "Q4_K", "--no-draft", code=2)
+    assert "--no-draft cannot be combined with" in both
+
+
+@pytest.mark.thorough
+def test_the_type_of_the_head_is_measured(
+    patched: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    result = invoke(
+        *("serve", files("plain", "demo"), "--llama-server", patched, "--print-command"),
+        *("--mtp-type", "auto", "--threads", 1),
+    )
+    assert result.exit_code == 0, result.output
+    found = re.search(r"mtp-gguf: head (as stored|\w+): [\d.]+ times as many", result.stderr)
+    assert found is not None, result.stderr
+    chosen = found[1] if found[1] != "as stored" else None
+    assert (f"--spec-draft-head-type {chosen}" in result.stdout) is (chosen is not None)
 
 
 def test_a_profile_can_say_not_to_draft(patched: Path, files: Files, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ LOOKUP = 14  # tokens that llama-server drafts from the text at most
 LONG = 64
 MADE = 512  # tokens of a draft vocabulary that is made at load, whose end follows the text
 FIXED = ("--spec-draft-n-max", DEPTH)
+HEAD_TYPE = "--spec-draft-head-type"
 SAID = re.compile(
     r"seq_id (\d+), (?:draft candidate +0, pos +\d+: +(\d+)|chosen depth \d+, offered (\d+))"
 )
@@ -86,6 +87,7 @@ def verify(
         ("demo", FIXED, ("--spec-draft-p-min", 0.5)),
         ("demo", ("--no-draft", "--lookup"), ()),
         ("demo", FIXED, ("--spec-draft-n-vocab", MADE)),
+        ("demo", FIXED, (HEAD_TYPE, "Q2_K")),  # drafts otherwise than the stored head
     ],
 )
 def test_a_slot_drafts_as_a_session(
@@ -115,7 +117,10 @@ def test_a_slot_drafts_as_a_session(
         assert "the model has no draft vocabulary" in parts[0]
         assert f"the last {MADE // 2} of them follow the text" in parts[0]
     lookup = LOOKUP if text else 0
-    opened = opened_session(model, "snapshot", DEPTH, 512, lookup=lookup, fastmtp_size=made)
+    mtp_type = "Q2_K" if HEAD_TYPE in passed else None
+    opened = opened_session(
+        model, "snapshot", DEPTH, 512, lookup=lookup, fastmtp_size=made, mtp_type=mtp_type
+    )
     with opened as (session, _):
         for (prompt, result), part in zip(requests, said, strict=True):
             cycles = cycles_in(part)[0]

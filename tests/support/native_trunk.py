@@ -83,6 +83,7 @@ def opened_session(
     unified: bool = False,
     lookup: int = 0,
     fastmtp_size: int = 0,
+    mtp_type: str | None = None,
 ) -> Iterator[tuple[Session, Trunk]]:
     """A session with a head on a trunk of its own, closed at the end.
 
@@ -101,6 +102,7 @@ def opened_session(
                 n_threads=1,
                 fastmtp_size=fastmtp_size,
                 model=trunk.model,
+                mtp_type=mtp_type,
             ) as head,
             Session(
                 trunk.context,

@@ -16,7 +16,7 @@ STOCK_HELP = "--model FNAME --spec-type none,draft-mtp,draft-eagle3"
 OLDER_HELP = f"{STOCK_HELP} drafts with the FastMTP vocabulary of the file --spec-draft-fused"
 PATCHED_HELP = (
     f"{OLDER_HELP} --spec-draft-n-max N auto:N ngram-cache,lookup --spec-lookup-index FNAME"
-    " --session-dir PATH --share-sessions"
+    " --session-dir PATH --share-sessions --spec-draft-head-type TYPE"
 )
 
 _CODE = """

@@ -42,6 +42,7 @@ static ggml_backend_ptr open_backend(const char * name, int n_threads) {
 Head::Head(const std::string & path, const mtp_head_params & params)
     : file_(path), trunk_(params.trunk_path ? std::make_unique<GgufFile>(params.trunk_path) : nullptr),
       layers_(HeadConfig::read(file_)), n_ctx_(params.n_ctx), n_seq_max_(params.n_seq_max), n_batch_(params.n_batch) {
+    type_ = Weights::quantized_type(params.type);
     require_range(params.n_threads, 1, 1024, "n_threads");
     require_range(n_ctx_, 1, 1 << 24, "n_ctx");
     require_range(n_seq_max_, 1, MTP_MAX_SEQUENCES, "n_seq_max");
@@ -53,7 +54,8 @@ Head::Head(const std::string & path, const mtp_head_params & params)
     in_place_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_.get()));
     masks_on_device_ = !in_place_ && DraftGraph::computes_masks(backend_.get());
     weights_ = std::make_unique<Weights>(file_, trunk_.get(), layers_, vocabulary_,
-                                         Weights::Loaded{params.embedding, params.output}, backend_.get());
+                                         Weights::Loaded{params.embedding, params.output}, backend_.get(), type_,
+                                         params.n_threads);
     cache_ = std::make_unique<HeadCache>(layers_, n_ctx_, n_seq_max_, backend_.get());
     hidden_rows_ = std::make_unique<HiddenRows>(width(), n_seq_max_, backend_.get());
     // Detects unsupported operations now instead of in the middle of a text. Every ggml device that runs
@@ -71,6 +73,7 @@ Head::Head(const std::string & path, const mtp_head_params & params)
 }
 
 void Head::check(const std::string & path, const mtp_head_params & params) {
+    Weights::quantized_type(params.type);
     const GgufFile file(path);
     const auto trunk = params.trunk_path ? std::make_unique<GgufFile>(params.trunk_path) : nullptr;
     const std::vector<HeadConfig> layers = HeadConfig::read(file);
@@ -453,9 +456,13 @@ void Head::set_ring(const std::vector<int32_t> & ids) {
     vocabulary_.replace(first, ids.data(), vocabulary_.n_ring);
 }
 
-// Covers the norms and the first row of each matrix that keys and values are computed from.
+// Covers the norms, the first row of each matrix that keys and values are computed from, and the type that they are
+// quantized to.
 uint64_t Head::fingerprint() const {
     Fingerprint out;
+    if (type_ != GGML_TYPE_COUNT) {
+        out.add(uint64_t(type_));
+    }
     const auto add = [&](const StoredTensor & tensor) { out.add(tensor.data, tensor.row_bytes()); };
     for (const HeadConfig & layer : layers_) {
         const auto add_named = [&](const char * suffix) {

@@ -109,6 +109,7 @@ private:
     std::unique_ptr<GgufFile> trunk_; // nullptr if everything is in file_
     std::vector<HeadConfig> layers_;
     DraftVocabulary vocabulary_;
+    ggml_type type_; // that matrices are quantized to, or GGML_TYPE_COUNT
     ggml_backend_ptr backend_;
     bool in_place_; // the device computes in host memory
     bool masks_on_device_; // and not uploaded

@@ -3,7 +3,9 @@
 #include "error.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstring>
+#include <thread>
 
 namespace mtp {
 
@@ -50,6 +52,81 @@ ggml_tensor * Weights::place(const StoredTensor & stored, int64_t rows) {
     } else {
         const uint8_t * data = stored.data;
         pending_.emplace_back(tensor, [data](ggml_tensor * t) { ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t)); });
+    }
+    return tensor;
+}
+
+ggml_type Weights::quantized_type(const char * name) {
+    if (name == nullptr || name[0] == 0) {
+        return GGML_TYPE_COUNT;
+    }
+    const auto same = [](char a, char b) { return std::tolower((unsigned char) a) == std::tolower((unsigned char) b); };
+    const std::string wanted = name;
+    std::string known;
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+        const ggml_type type = ggml_type(i);
+        const ggml_type_traits * traits = ggml_get_type_traits(type);
+        if (!traits->is_quantized || traits->to_float == nullptr || traits->from_float_ref == nullptr ||
+            ggml_quantize_requires_imatrix(type)) {
+            continue;
+        }
+        const std::string found = traits->type_name;
+        if (std::equal(wanted.begin(), wanted.end(), found.begin(), found.end(), same)) {
+            return type;
+        }
+        known += (known.empty() ? "" : ", ") + found;
+    }
+    throw Error(MTP_ERROR_ARGUMENT, format("mtp_type: expected one of %s, found %s", known.c_str(), name));
+}
+
+// Writes stored rows to `tensor` in its type.
+static void set_quantized(ggml_tensor * tensor, const StoredTensor & stored, int n_threads) {
+    static const int64_t SLICE = 1 << 22; // values that a thread holds as floats
+    const int64_t width = stored.ne[0];
+    const int64_t n_rows = ggml_nrows(tensor);
+    const int64_t part = std::max<int64_t>(1, std::min(SLICE / width, (n_rows + n_threads - 1) / n_threads));
+    const size_t row_bytes = ggml_row_size(tensor->type, width);
+    ggml_quantize_init(tensor->type);
+    std::vector<std::vector<float>> floats(size_t(n_threads), std::vector<float>(size_t(part * width)));
+    std::vector<uint8_t> rows(size_t(part * n_threads) * row_bytes);
+    const auto quantize = [&](int64_t first, int64_t thread) {
+        StoredTensor slice = stored;
+        slice.data += size_t(first) * stored.row_bytes();
+        const int64_t n = std::min(part, n_rows - first);
+        float * values = floats[size_t(thread)].data();
+        for (int32_t i = 0; i < n; ++i) {
+            read_rows(slice, &i, 1, values + i * width);
+        }
+        ggml_quantize_chunk(tensor->type, values, rows.data() + size_t(thread * part) * row_bytes, 0, n, width, nullptr);
+    };
+    for (int64_t first = 0; first < n_rows; first += part * n_threads) {
+        std::vector<std::thread> others;
+        for (int64_t i = 1; i < n_threads && first + i * part < n_rows; ++i) {
+            others.emplace_back(quantize, first + i * part, i);
+        }
+        quantize(first, 0);
+        for (std::thread & other : others) {
+            other.join();
+        }
+        const int64_t n = std::min(part * n_threads, n_rows - first);
+        ggml_backend_tensor_set(tensor, rows.data(), size_t(first) * row_bytes, size_t(n) * row_bytes);
+    }
+}
+
+ggml_tensor * Weights::place_matrix(const StoredTensor & stored, int64_t rows) {
+    const bool readable = stored.type == GGML_TYPE_F32 || ggml_get_type_traits(stored.type)->to_float != nullptr;
+    if (type_ == GGML_TYPE_COUNT || !readable || stored.ne[0] % ggml_blck_size(type_) != 0 ||
+        ggml_row_size(type_, stored.ne[0]) >= stored.row_bytes()) {
+        return place(stored, rows);
+    }
+    ggml_tensor *& tensor = placed_[{stored.data, type_}];
+    if (tensor == nullptr) {
+        int64_t ne[GGML_MAX_DIMS];
+        std::memcpy(ne, stored.ne, sizeof(ne));
+        ne[1] = rows >= 0 ? rows : ne[1];
+        tensor = ggml_new_tensor(context_.get(), type_, GGML_MAX_DIMS, ne);
+        ggml_set_name(tensor, stored.name.c_str());
+        pending_.emplace_back(tensor, [this, stored](ggml_tensor * t) { set_quantized(t, stored, n_threads_); });
     }
     return tensor;
 }
@@ -167,14 +244,17 @@ BlockTensors Weights::place_block(const GgufFile & head, const GgufFile * trunk,
     auto vector_if_any = [&](const std::string & suffix, int64_t n) {
         return head.find(c.name(suffix)) ? norm(suffix, n) : nullptr;
     };
-    auto place_matrix = [&](const StoredTensor & stored) {
+    auto check = [&](const StoredTensor & stored) {
         if (stored.type != GGML_TYPE_F32 && ggml_get_type_traits(stored.type)->to_float == nullptr) {
             head.refuse(stored.name + ": expected a type of floats, found " + ggml_type_name(stored.type));
         }
-        return place(stored);
+        return stored;
     };
     auto matrix = [&](const char * suffix, std::initializer_list<int64_t> shape) {
-        return place_matrix(head.get(c.name(suffix), shape));
+        return place_matrix(check(head.get(c.name(suffix), shape)));
+    };
+    auto router = [&](const char * suffix, std::initializer_list<int64_t> shape) {
+        return place(check(head.get(c.name(suffix), shape)));
     };
     // The file with a tensor of the whole model: the head's, if it has it, or the trunk's.
     auto file_of = [&](const char * name) -> const GgufFile & {
@@ -187,9 +267,9 @@ BlockTensors Weights::place_block(const GgufFile & head, const GgufFile * trunk,
     t.eh_proj   = matrix("nextn.eh_proj.weight", {2 * c.n_embd, c.n_embd});
     t.attn_norm = norm("attn_norm.weight", c.n_embd);
     const StoredAttention attention = StoredAttention::find(head, c);
-    t.q         = place_matrix(attention.q);
-    t.k         = place_matrix(attention.k);
-    t.v         = place_matrix(attention.v);
+    t.q         = place_matrix(check(attention.q));
+    t.k         = place_matrix(check(attention.k));
+    t.v         = place_matrix(check(attention.v));
     if (c.gated) {
         t.q_norm = norm("attn_q_norm.weight", c.head_dim);
         t.k_norm = norm("attn_k_norm.weight", c.head_dim);
@@ -215,7 +295,7 @@ BlockTensors Weights::place_block(const GgufFile & head, const GgufFile * trunk,
     t.ffn_norm = norm(c.ffn_norm, c.n_embd);
 
     if (c.moe) {
-        t.router = matrix("ffn_gate_inp.weight", {c.n_embd, c.n_expert});
+        t.router = router("ffn_gate_inp.weight", {c.n_embd, c.n_expert});
         if (c.sigmoid_router) {
             t.router_bias = vector_if_any("exp_probs_b.bias", c.n_expert);
         }
@@ -229,7 +309,7 @@ BlockTensors Weights::place_block(const GgufFile & head, const GgufFile * trunk,
         if (const auto up = head.find(c.name("ffn_up_shexp.weight"))) {
             const int64_t n = c.n_ff_shared > 0 ? c.n_ff_shared : up->ne[1];
             if (!c.sigmoid_router) {
-                t.shared_router = matrix("ffn_gate_inp_shexp.weight", {c.n_embd});
+                t.shared_router = router("ffn_gate_inp_shexp.weight", {c.n_embd});
             }
             t.shared_gate   = matrix("ffn_gate_shexp.weight", {c.n_embd, n});
             t.shared_up     = matrix("ffn_up_shexp.weight", {c.n_embd, n});
@@ -254,7 +334,8 @@ void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v
                            const Loaded & loaded, BlockTensors & out) {
     const ggml_type type = embedding_type(tables, v, backend_);
     if (v.output_is_short) {
-        out.output = place(tables.output, v.size());
+        // Rows of a matrix that is the embedding, too, are gathered on the device, which few types allow.
+        out.output = tables.tied ? place(tables.output, v.size()) : place_matrix(tables.output, v.size());
     } else if (v.ids.empty()) {
         out.output = place_whole(tables.output, model, loaded);
     } else {
@@ -270,8 +351,9 @@ void Weights::place_tables(const DraftTables & tables, const DraftVocabulary & v
 }
 
 Weights::Weights(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
-                 const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend)
-    : backend_(backend),
+                 const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend, ggml_type type,
+                 int n_threads)
+    : backend_(backend), type_(type), n_threads_(n_threads),
       in_place_(ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU),
       context_(ggml_init({40 * layers.size() * ggml_tensor_overhead(), nullptr, true})) {
     for (size_t i = 0; i < layers.size(); ++i) {

@@ -76,10 +76,16 @@ struct StoredAttention {
 class Weights {
 public:
     // backend: where the graph will run. loaded: token embeddings and output matrix of the loaded trunk, or
-    // nullptr. All of them, and the files, must outlive this object.
+    // nullptr. All of them, and the files, must outlive this object. type: matrices of the blocks in more bits are
+    // quantized to it, by n_threads threads; GGML_TYPE_COUNT for none.
     using Loaded = std::array<const ggml_tensor *, 2>;
     Weights(const GgufFile & head, const GgufFile * trunk, const std::vector<HeadConfig> & layers,
-            const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend);
+            const DraftVocabulary & vocabulary, const Loaded & loaded, ggml_backend_t backend, ggml_type type,
+            int n_threads);
+
+    // The type with ggml's name, in either case; GGML_TYPE_COUNT for nullptr or "". Throws MTP_ERROR_ARGUMENT if there is
+    // no such type, or if matrices cannot be quantized to it without calibration data.
+    static ggml_type quantized_type(const char * name);
 
     // The type in which a device can read rows of the embedding: its own, or F16 for the rows of a draft vocabulary.
     // Throws MTP_ERROR_UNSUPPORTED if there is none.
@@ -99,6 +105,8 @@ private:
 
     // The tensor, or its first rows; layers that have it in common share it.
     ggml_tensor * place(const StoredTensor & stored, int64_t rows = -1);
+    // A matrix of a block, quantized if its type has more bits than type_.
+    ggml_tensor * place_matrix(const StoredTensor & stored, int64_t rows = -1);
     ggml_tensor * place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type);
     BlockTensors place_block(const GgufFile & head, const GgufFile * trunk, const HeadConfig & layer);
     ggml_tensor * place_whole(const StoredTensor & stored, const GgufFile & trunk, const Loaded & loaded);
@@ -107,6 +115,8 @@ private:
     void upload();
 
     ggml_backend_t backend_;
+    ggml_type type_; // of quantized matrices
+    int n_threads_;
     bool in_place_; // the device reads host memory
     ggml_context_ptr context_;
     std::vector<ggml_backend_buffer_ptr> buffers_;

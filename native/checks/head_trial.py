@@ -1,0 +1,97 @@
+"""Measure what drafts cost with a head in several types, and how many are accepted."""
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from time import perf_counter
+
+from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+
+from ..llama.mtp_llama import MTPLlama
+from ..session import Session
+from .acceptance import accepted_drafts, places_of
+from .head_types import DEPTH, REFUSED, STORED, TYPES, MeasuredType
+
+_CHAINS = 10  # of each passage
+_SECONDS = 60.0
+
+
+def measure_types(
+    llm: MTPLlama, types: Sequence[str] = TYPES, seconds: float = _SECONDS
+) -> tuple[MeasuredType, ...]:
+    """Measure the head of a model as it is stored, and in each type.
+
+    llm: drafts `DEPTH` tokens without drafts from the text; it cannot be used afterwards.
+    """
+    if llm.head is None:
+        raise RequestError("drafting is switched off by MTP_GGUF_DISABLE")
+    names: tuple[str, ...] = (STORED, *types)
+    heads = [llm._open_head(None if name == STORED else name) for name in names]
+    depth = min(DEPTH, llm.head.max_depth)
+    counts = [[0, 0] for _ in names]  # chains, and accepted drafts
+    times: list[tuple[list[float], list[float]]] = [([], []) for _ in names]
+    llm.session.close()
+    began = perf_counter()
+    try:
+        for number, (prompt, places) in enumerate(places_of(llm)):
+            if number and perf_counter() - began > seconds:
+                break
+            for place in range(len(names)):
+                at = (place + number) % len(names)
+                with llm._open_session(heads[at], depth) as session:
+                    session.set_sampling(1.0, seed=number)
+                    session.decode(prompt)
+                    for chain, token in enumerate(places[:_CHAINS]):
+                        counts[at][0] += 1
+                        counts[at][1] += _timed(session, token, depth, chain % 2 == 1, times[at])
+                    session.remove(0)  # the context is that of all sessions
+    finally:
+        for head in heads:
+            head.close()
+    return tuple(
+        MeasuredType(name, chains, accepted, _quartile(draft), _quartile(verify))
+        for name, (chains, accepted), (draft, verify) in zip(names, counts, times, strict=True)
+    )
+
+
+def _quartile(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 4]
+
+
+def _timed(
+    session: Session,
+    token: int,
+    depth: int,
+    sampled: bool,
+    times: tuple[list[float], list[float]],
+) -> int:
+    """Append a token; note the times of drafting and verifying, and return the accepted drafts."""
+    before = session.stats()
+    accepted = accepted_drafts(session, token, depth, sampled=sampled)
+    after = session.stats()
+    times[0].append(after.draft_ms - before.draft_ms)
+    times[1].append(after.verify_ms - before.verify_ms)
+    return accepted
+
+
+def _main() -> int:
+    """Run in the subprocess: print a JSON list, or an error message and exit with REFUSED."""
+    warnings.simplefilter("ignore")  # the sentence must be the first line
+    try:
+        options = json.loads(sys.argv[2])
+        with MTPLlama(
+            sys.argv[1], depth=DEPTH, lookup=False, profile=False, n_ctx=512, **options
+        ) as llm:
+            found = measure_types(llm)
+    except (MtpGgufError, ImportError, OSError, RuntimeError) as error:
+        # llama_cpp raises the last three if its libraries cannot be loaded.
+        sys.stderr.write(f"{error}\n")
+        return REFUSED
+    sys.stdout.write(json.dumps([asdict(one) for one in found]) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,171 @@
+"""A head quantized while it is loaded: its drafts, the text, and the choice of a type."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtp_gguf.native.checks import head_types
+from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.head import Head
+from mtp_gguf.native.checks.head_trial import measure_types
+from mtp_gguf.native.checks.head_types import STORED, MeasuredType, TypeChoice
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
+from support.models import DEMO, Models
+
+TOKENS = list(range(40, 52))
+
+
+def logits(path: Path, mtp_type: str | None = None) -> np.ndarray:
+    with Head(path, mtp_type=mtp_type, n_threads=1) as head:
+        hidden = np.random.default_rng(2).normal(size=(len(TOKENS), head.n_embd))
+        found = head.draft(TOKENS, hidden.astype(np.float32), 0, 3, logits=True).logits
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("mtp_type", ["Q8_0", "q4_K", "Q6_K"])
+def test_it_is_the_head_of_a_file_of_this_type(models: Models, mtp_type: str) -> None:
+    whole = models.gguf(DEMO, "F16", "F32")
+    assert np.array_equal(logits(whole, mtp_type), logits(models.gguf(DEMO, "F16", mtp_type)))
+    assert not np.array_equal(logits(whole, mtp_type), logits(whole))
+
+
+def test_threads_change_nothing(models: Models) -> None:
+    path = models.gguf(DEMO, "F16", "F16")
+    found = []
+    for n_threads in (1, 3):
+        with Head(path, mtp_type="Q4_K", n_threads=n_threads) as head:
+            hidden = np.ones((1, head.n_embd), np.float32)
+            found.append(head.draft([5], hidden, 0, 2, logits=True).logits)
+    one, three = found
+    assert one is not None
+    assert three is not None
+    assert np.array_equal(one, three)
+
+
+def test_every_type_that_is_offered(models: Models) -> None:
+    path = models.gguf(DEMO, "F16", "F16")
+    with pytest.raises(NativeError) as refused:
+        Head(path, mtp_type="Q9")
+    listed = re.fullmatch(r"mtp_type: expected one of (.*), found Q9", str(refused.value))
+    assert listed is not None
+    names = listed[1].split(", ")
+    assert {"q8_0", "q4_K", "iq4_xs"} <= {*names}
+    for name in names:
+        assert np.isfinite(logits(path, name)).all(), name
+
+
+def test_what_has_no_more_bits_stays(models: Models) -> None:
+    path = models.gguf(DEMO, "F16", "Q4_K")
+    assert np.array_equal(logits(path, "Q8_0"), logits(path))
+    with Head(path) as stored, Head(path, mtp_type="Q8_0") as same:
+        assert stored.mapped_bytes == same.mapped_bytes
+
+
+@pytest.mark.parametrize("layout", ["ids", "table"])
+@pytest.mark.parametrize("spec", ["moe-fused", "dense-untied"])
+def test_experts_and_draft_vocabularies(models: Models, spec: str, layout: str) -> None:
+    path = models.gguf(spec, "F32", "F32", layout)
+    assert not np.array_equal(found := logits(path, "Q8_0"), stored := logits(path))
+    assert np.abs(found - stored).max() < 0.1 * np.abs(stored).max()
+
+
+def text(path: Path, n: int = 40, **options: Any) -> tuple[list[int], tuple[int, ...]]:
+    with closing(
+        MTPLlama(str(path), depth=3, n_ctx=256, lookup=False, profile=False, n_threads=1, **options)
+    ) as llm:
+        tokens = llm.tokenize(b"The history of the town begins with")
+        return list(islice(llm.generate(tokens, temp=0.0), n)), llm.mtp_stats.accepted
+
+
+def test_text_and_file_are_as_before(models: Models) -> None:
+    path = models.gguf(DEMO, "F16", "F16")
+    before = path.read_bytes()
+    plain, accepted = text(path)
+    worse, fewer = text(path, mtp_type="Q2_K")
+    assert worse == plain
+    assert sum(fewer) != sum(accepted)  # it is another head
+    assert path.read_bytes() == before
+
+
+def test_a_session_goes_on_with_another_type(models: Models, tmp_path: Path) -> None:
+    path, saved = models.gguf(DEMO, "F16", "F16"), tmp_path / "saved.session"
+    whole, _ = text(path, 20)
+    options: dict[str, Any] = {"depth": 3, "n_ctx": 256, "profile": False, "n_threads": 1}
+    with closing(MTPLlama(str(path), **options)) as llm:
+        prompt = llm.tokenize(b"The history of the town begins with")
+        begun = list(islice(llm.generate(prompt, temp=0.0), 8))
+        llm.save_session(saved)
+    with closing(MTPLlama(str(path), **options, mtp_type="Q4_K")) as llm:
+        llm.load_session(saved)
+        rest = list(islice(llm.generate([*prompt, *begun], temp=0.0), 12))
+    assert begun + rest == whole
+
+
+def measured(path: Path, *types: str) -> tuple[MeasuredType, ...]:
+    with MTPLlama(
+        str(path), depth=head_types.DEPTH, lookup=False, profile=False, n_ctx=512, n_threads=1
+    ) as llm:
+        return measure_types(llm, types, seconds=300.0)
+
+
+@pytest.mark.thorough
+def test_a_type_that_loses_drafts_is_not_chosen(models: Models) -> None:
+    found = measured(models.gguf(DEMO, "F16", "F16"), "Q8_0", "Q2_K")
+    assert [one.name for one in found] == [STORED, "Q8_0", "Q2_K"]
+    assert len({one.chains for one in found}) == 1
+    stored, fine, bad = found
+    print(found)
+    assert bad.accepted < stored.accepted * (1 - head_types.MOST_LOSS) <= fine.accepted
+    slow = replace(stored, draft_ms=1e3, verify_ms=1.0)
+    fast = replace(bad, draft_ms=1e-3, verify_ms=1.0)
+    assert TypeChoice((slow, fast)).name is None
+    assert TypeChoice((slow, replace(fine, draft_ms=1e-3), fast)).name == "Q8_0"
+
+
+def test_only_a_gain_is_chosen() -> None:
+    stored = MeasuredType(STORED, 100, 200, 10.0, 40.0)
+    barely = MeasuredType("Q8_0", 100, 200, 9.5, 40.0)
+    much = MeasuredType("Q4_K", 100, 199, 6.0, 44.0)
+    assert TypeChoice((stored, barely)).name is None
+    assert TypeChoice((stored, barely, much)).name == "Q4_K"
+    assert "head Q4_K: 1.08 times" in TypeChoice((stored, barely, much)).text
+
+
+@pytest.mark.thorough
+def test_auto_measures_once(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = models.gguf(DEMO, "F16", "F16")
+    options: dict[str, Any] = {"depth": 2, "n_ctx": 256, "n_threads": 1, "mtp_type": "auto"}
+    with closing(MTPLlama(str(path), **options)) as llm:
+        choice = llm.type_choice
+    assert choice is not None
+    assert [one.name for one in choice.measured] == [STORED, *head_types.TYPES], choice.text
+    monkeypatch.setattr(head_types, "run_module", None)  # it is not measured again
+    with closing(MTPLlama(str(path), **options)) as llm:
+        assert llm.type_choice == choice
+    [known] = (tmp_path / "mtp-gguf" / "head-types").iterdir()
+    known.write_text('[{"name": 1}]')
+    with pytest.raises(TypeError):  # what is not ours is measured again
+        MTPLlama(str(path), **options)
+
+
+def test_what_cannot_be_measured_is_said(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MTP_GGUF_LIBS", str(tmp_path / "none"))  # of the subprocess
+    choice = head_types.choose_type(models.gguf(DEMO, "F16", "F16"), None, "stock", {})
+    assert choice.name is None
+    assert "its types were not compared" in choice.text
+    assert not (tmp_path / "mtp-gguf").exists()

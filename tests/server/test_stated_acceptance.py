@@ -1,0 +1,85 @@
+"""The acceptance that a file states is what all of our programs count.
+
+Of a synthetic model, whose head is right equally often in any text: elsewhere acceptance depends on
+the text, and the stated one is of the corpus.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from mtp_gguf.convert.heads import acceptance as measuring
+from mtp_gguf.gguf_tools.heads.acceptance import Counts, read_stored
+from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.native.checks.acceptance import places_of
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
+from support.commands import invoke, succeed
+from support.models import Dial
+from support.real_server import counts, running
+
+pytestmark = [pytest.mark.server, pytest.mark.thorough]
+
+ANSWER = 60  # tokens after each passage
+
+
+def while_generating(model: Path) -> tuple[list[list[int]], Counts, list[list[int]]]:
+    """The prompts of the corpus, first drafts while MTPLlama answers them, and the answers."""
+    with closing(
+        MTPLlama(str(model), depth=1, lookup=False, profile=False, n_ctx=512, n_threads=1)
+    ) as llm:
+        prompts = [prompt for prompt, _ in places_of(llm)]
+        texts = [
+            list(islice(llm.generate(prompt, temp=0.0, repeat_penalty=1.0), ANSWER))
+            for prompt in prompts
+        ]
+        stats = llm.mtp_stats
+    return prompts, Counts(stats.drafted[:1], stats.accepted[:1]), texts
+
+
+def served(
+    server: Path, model: Path, port: int, prompts: list[list[int]]
+) -> tuple[Counts, list[list[int]]]:
+    """First drafts and answers of llama-server."""
+    options = ("--depth", 1, "--no-lookup")
+    with running(server, model, port, options=options) as client:
+        results = [client.complete(prompt, n_predict=ANSWER) for prompt in prompts]
+    drafted, accepted = map(sum, zip(*map(counts, results), strict=True))
+    return Counts((drafted,), (accepted,)), [result["tokens"] for result in results]
+
+
+@pytest.mark.parametrize("hit", [0.4, 0.7])
+def test_all_programs_count_what_the_file_states(
+    hit: float,
+    patched_server: Path,
+    dial: Dial,
+    free_port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(measuring.VARIABLE, "1")
+    monkeypatch.setattr(measuring, "_SECONDS", 300.0)  # the same chains on a busy machine, too
+    model = tmp_path / "model.gguf"
+    source = dial.checkpoint("tiny", hit)
+    converted = json.loads(succeed("convert", source, "-o", model, "--mtp-f16", "--json"))
+    with open_model(model) as opened:
+        stated = read_stored(opened).acceptance
+    assert stated is not None
+    assert converted["acceptance"][str(model)]["share"] == stated.share
+    doctor = json.loads(invoke("doctor", model, "--load", "--json").stdout)
+    assert doctor["measured_acceptance"]["share"] == stated.share
+
+    prompts, python, texts = while_generating(model)
+    server, answers = served(patched_server, model, free_port, prompts)
+    assert answers == texts
+    low, high = stated.greedy.interval(0)
+    print(f"stated {stated.share:.3f} ({low:.3f} to {high:.3f}), {python} {server}")
+    for rate in (*python.rates, *server.rates, hit):
+        assert low <= rate <= high
+    # A session also drafts in the last cycle, where the server has no room left.
+    assert abs(python.drafted[0] - server.drafted[0]) <= len(prompts)
+    assert abs(python.accepted[0] - server.accepted[0]) <= len(prompts)
