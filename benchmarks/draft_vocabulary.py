@@ -108,7 +108,7 @@ class List:
         self.seen[token] = None
         n = self.ranked or FIRST_RANKED
         if self.ranked:
-            n += n // 4
+            n += n // 2
         if self.likeness and len(self.seen) == n:
             self.ranked = n
             scores = self.likeness.scores(list(self.seen))

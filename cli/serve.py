@@ -383,9 +383,9 @@ def _head_type(
     gpu_layers: int | None,
 ) -> tuple[str | None, str]:
     """Return the type for the head's matrices, None for as stored, and a note on the choice."""
-    from mtp_gguf.native.libraries.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
-    from mtp_gguf.native.head import check_head  # noqa: PLC0415
     from mtp_gguf.native.checks.head_types import choose_type  # noqa: PLC0415
+    from mtp_gguf.native.head import check_head  # noqa: PLC0415
+    from mtp_gguf.native.libraries.exact import kernels  # noqa: PLC0415  (loads llama.cpp)
 
     trunk, head = served.file.path, served.separate_head
     size = settings.fastmtp_size if settings else 0

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from mtp_gguf.native.checks import head_types
-from mtp_gguf.native.errors import NativeError
-from mtp_gguf.native.head import Head
 from mtp_gguf.native.checks.head_trial import measure_types
 from mtp_gguf.native.checks.head_types import STORED, MeasuredType, TypeChoice
+from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.head import Head
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from support.models import DEMO, Models
 
