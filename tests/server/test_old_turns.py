@@ -147,6 +147,7 @@ def test_other_protocols_have_it(path: str, port: int) -> None:
     if path == "/v1/responses":
         for message in messages[1::2]:
             message["content"] = [{"type": "output_text", "text": message["content"]}]
+            message["type"] = "message"
     sent = {"input" if path == "/v1/responses" else "messages": messages}
     most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     found = answered(port, {**sent, most: MOST, "truncation": "auto"}, path)
