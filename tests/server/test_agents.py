@@ -116,6 +116,42 @@ print(json.dumps([[part.part_kind, getattr(part, "tool_name", ""),
 assert isinstance(found.output, Ticket)
 """
 
+ANTHROPIC = """
+from anthropic import Anthropic, BadRequestError
+
+def declared(name, **fields):
+    schema = {"type": "object", "properties": fields, "required": [*fields]}
+    return {"name": name, "description": "A tool.", "input_schema": schema}
+
+yes_or_no = {"type": "boolean"}
+tools = [declared("open_path", hidden=yes_or_no, write=yes_or_no),
+         declared("set_flag", on=yes_or_no)]
+client = Anthropic(base_url=where, api_key="none", max_retries=0)
+asked = {"model": "default", "system": "Be brief.", "tools": tools}
+options = {"max_tokens": 400, "extra_body": {"temperature": 0}}
+messages = [{"role": "user", "content": "Open the path."}]
+counts = []
+for function in (open_path, set_flag):
+    counts.append(client.messages.count_tokens(messages=messages, **asked).input_tokens)
+    choice = {"type": "tool", "name": function.__name__, "disable_parallel_tool_use": True}
+    answer = client.messages.create(messages=messages, tool_choice=choice, **asked, **options)
+    assert answer.stop_reason == "tool_use", answer
+    (call,) = [block for block in answer.content if block.type == "tool_use"]
+    assert call.name == function.__name__
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": function(**call.input)}
+    said = {"type": "tool_use", "id": call.id, "name": call.name, "input": call.input}
+    messages += [{"role": "assistant", "content": [said]}, {"role": "user", "content": [result]}]
+    print(json.dumps([call.name, call.input, result["content"]]))
+assert counts == sorted(set(counts))
+print(json.dumps(counts))
+try:
+    wrong = {"type": "tool", "name": "missing"}
+    client.messages.create(messages=messages[:1], tool_choice=wrong, **asked, **options)
+    raise SystemExit("not refused")
+except BadRequestError:
+    pass
+"""
+
 LLAMA_INDEX = """
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
@@ -166,6 +202,7 @@ print(create(**asked).model_dump_json())
 PROGRAMS = {
     "langchain": (LANGCHAIN, ("langchain", "langchain_openai", "langchain_community"), True),
     "pydantic-ai": (PYDANTIC_AI, ("pydantic_ai",), False),
+    "anthropic": (ANTHROPIC, ("anthropic",), False),
     "llama-index": (LLAMA_INDEX, ("llama_index",), False),
     "instructor": (INSTRUCTOR, ("instructor",), True),
 }
