@@ -175,20 +175,27 @@ class Conversation:
             self.messages = [*asked, {"role": "assistant", "content": "".join(text).strip()}]
 
     def _fitting(self, asked: list["Message"]) -> tuple[list["Message"], "Prompt"]:
-        """Return the messages without the oldest, if they do not fit, and their prompt."""
+        """Return the messages without the oldest, if they do not fit, and their prompt.
+
+        What remains then leaves a quarter of the context free, so that the next messages follow
+        what is evaluated, instead of removing more of its beginning each time.
+        """
         from mtp_gguf.native.errors import ContextFullError  # noqa: PLC0415  (loads llama.cpp)
 
         first, later = self._first(asked), self._later(asked)
+        most = None
         while True:
             try:
-                prompt = self._chat.prompt([*first, *later])
+                prompt = self._chat.prompt([*first, *later], most)
                 break
             except ContextFullError as error:
                 if len(later) == 1:
                     raise RequestError(f"{error}; shorten it, or raise --ctx") from None
             later = later[2:]
-        if len(first) + len(later) < len(asked):
-            typer.echo("mtp-gguf: the oldest messages no longer fit the context", err=True)
+            most = self._chat.llm.n_ctx() * 3 // 4 if len(later) > 1 else None
+        if dropped := len(asked) - len(first) - len(later):
+            note = f"the oldest {dropped} messages no longer fit the context"
+            typer.echo(f"mtp-gguf: {note}", err=True)
         return [*first, *later], prompt
 
     def _first(self, messages: list["Message"]) -> list["Message"]:

@@ -73,9 +73,10 @@ class Chat:
         self._variables = {} if thinking is None else {"enable_thinking": thinking}
         self._most_thinking = most_thinking
 
-    def prompt(self, messages: Sequence[Message]) -> Prompt:
+    def prompt(self, messages: Sequence[Message], most: int | None = None) -> Prompt:
         """Return the prompt that ends where the answer begins; pictures are evaluated at once.
 
+        most: tokens that it has to be shorter than (default: the size of the context).
         RequestError if the template refuses the messages; ContextFullError if they leave no room
         for an answer.
         """
@@ -88,9 +89,9 @@ class Chat:
             _, tokens = self.pictures.prompt(messages, self._render)
         else:
             tokens = self.llm.tokenize(self._render(messages).encode(), special=True)
-        if len(tokens) >= self.llm.n_ctx():
+        if len(tokens) >= (limit := most or self.llm.n_ctx()):
             raise ContextFullError(
-                f"the message: expected fewer than {self.llm.n_ctx()} tokens, found {len(tokens)}"
+                f"the message: expected fewer than {limit} tokens, found {len(tokens)}"
             )
         return Prompt(tokens, self._rendered)
 

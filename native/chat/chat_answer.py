@@ -21,6 +21,8 @@ class ChatAnswer:
     def __init__(self, rendered: Rendered, function: str | None = None) -> None:
         self._reader = AnswerReader(rendered)
         self._function = function
+        dropped = rendered.dropped_messages
+        self._dropped = {"dropped_messages": dropped} if dropped else {}
         self._id = f"call_{secrets.token_hex(12)}"
         self._text = ""
         self.message: dict[str, Any] = {"role": "assistant", "content": ""}
@@ -30,7 +32,8 @@ class ChatAnswer:
         choice = completion["choices"][0]
         self.add(choice["text"], is_last=True)
         own = {"message": self.message, "finish_reason": self._reason(choice["finish_reason"])}
-        return _chat(completion, "chat.completion", choice, own) | {"usage": completion["usage"]}
+        answer = _chat(completion, "chat.completion", choice, own)
+        return {**answer, "usage": completion["usage"], **self._dropped}
 
     def stream(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the chunks of a streamed chat completion for those of a completion."""
@@ -48,7 +51,7 @@ class ChatAnswer:
                 yield _chunk(chunk, choice, delta, None)
                 choice = {**choice, "logprobs": None}
             if reason is not None:
-                yield _chunk(chunk, choice, {}, self._reason(reason))
+                yield _chunk(chunk, choice, {}, self._reason(reason)) | self._dropped
 
     def add(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
         """Read more text; return the deltas of the message."""

@@ -18,10 +18,17 @@ from ..checks.model_file import TEMPLATE_ERRORS, template_fault
 from ..errors import LibraryMismatchError, MessagesError, ModelRefusedError, NativeError
 from ..runtime import library_file, llama_cpp, native_library
 
-API_VERSION = 1
+API_VERSION = 2
 _TEMPLATE, _ANSWER = 2, 3  # MTP_CHAT_ERROR_TEMPLATE, MTP_CHAT_ERROR_ANSWER
 _ERRORS: Mapping[int, type[Exception]] = {_TEMPLATE: ModelRefusedError, _ANSWER: NativeError}
 UNLIMITED = -1  # tokens of thinking
+# What an installation without the layer refuses: keys of a request, with the names of arguments.
+_ONLY_WITH_LAYER: Mapping[str, str] = {
+    "tools": "tools",
+    "json_schema": "response_format",
+    "truncation": "truncation",
+    **{name: name for name in ("reasoning_effort", "reasoning_format", "continue_final_message")},
+}
 _SAMPLER: Any = llama_cpp.llama_cpp.llama_sampler_p_ctypes
 
 
@@ -53,6 +60,11 @@ class Rendered:
     def has_grammar(self) -> bool:
         """Whether a grammar constrains the answer, or a part of it."""
         return bool(self._values["grammar"])
+
+    @property
+    def dropped_messages(self) -> int:
+        """How many of the messages were left out, because the conversation outgrew the context."""
+        return int(self._values["dropped_messages"])
 
     @property
     def preserved_tokens(self) -> list[str]:
@@ -87,14 +99,15 @@ class ChatTemplate:
             None if tools_template is None else ChatTemplate(tools_template, bos=bos, eos=eos)
         )
 
-    def render(self, request: Mapping[str, Any]) -> Rendered:
+    def render(self, request: Mapping[str, Any], model: Any = None, n_ctx: int = 0) -> Rendered:
         """Render a request to llama-server's /v1/chat/completions (include/mtp_chat.h).
 
+        model, n_ctx: the llama_model and its context for a request whose `truncation` is "auto".
         MessagesError, a sentence that names the place, if the request is malformed or if the
         template refuses it.
         """
         if request.get("tools") and self._with_tools is not None:
-            return self._with_tools.render(request)
+            return self._with_tools.render(request, model, n_ctx)
         if self._formatter is not None:
             return self._render_text(request)
         try:
@@ -102,24 +115,34 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise MessagesError(f"messages: expected values of JSON, found: {error}") from None
         size = c_size_t()
-        _check(_library().mtp_chat_render(self._handle, _bytes(text), ctypes.byref(size)))
+        given = (self._handle, _bytes(text), ctypes.cast(model, c_void_p), n_ctx)
+        _check(_library().mtp_chat_render(*given, ctypes.byref(size)))
         return Rendered(_result(_library().mtp_chat_result, self._handle, size.value))
 
     def _render_text(self, request: Mapping[str, Any]) -> Rendered:
-        for name in ("tools", "json_schema"):
-            if request.get(name):
-                raise MessagesError(
-                    f"{name}: expected none, because this installation lacks libmtp_chat, "
-                    "found some; use `mtp-gguf serve`"
-                )
+        for key, name in _ONLY_WITH_LAYER.items():
+            if request.get(key) not in (None, False, [], {}, "disabled"):
+                raise _needs_layer(name)
+        messages = request.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise MessagesError(f"messages: expected a list of messages, found {messages!r:.80}")
         variables = request.get("chat_template_kwargs") or {}
         try:
-            prompt = self._formatter(messages=request["messages"], **variables).prompt
+            joined = [
+                {**message, "content": _joined(message.get("content"))} for message in messages
+            ]
+            prompt = self._formatter(messages=joined, **variables).prompt
         except Exception as error:  # a template is code from the model file: anything may be raised
             raise MessagesError(
                 f"messages: expected what the model's chat template can render, found: {error}"
             ) from None
-        values = {"prompt": prompt, "grammar": "", "stops": [], "preserved_tokens": []}
+        values = {
+            "prompt": prompt,
+            "grammar": "",
+            "stops": [],
+            "preserved_tokens": [],
+            "dropped_messages": 0,
+        }
         return Rendered(json.dumps(values))
 
 
@@ -160,6 +183,10 @@ class AnswerSampling:
     thinking_tokens: int = UNLIMITED
     end: str = ""
 
+    def __post_init__(self) -> None:
+        if self.thinking_tokens != UNLIMITED and not available():
+            raise _needs_layer("reasoning_budget_tokens")
+
     @property
     def constrains(self) -> bool:
         """Whether there is anything to constrain."""
@@ -186,6 +213,20 @@ class AnswerSampling:
         """MessagesError if there is no such sampler for a llama_model."""
         if self.constrains and (made := self.make(model)):
             llama_cpp.llama_sampler_free(ctypes.cast(made, _SAMPLER))
+
+
+def _needs_layer(name: str) -> MessagesError:
+    return MessagesError(
+        f"{name}: expected none, because this installation lacks libmtp_chat, found some; use "
+        "`mtp-gguf serve`, or an installation that has the library"
+    )
+
+
+def _joined(content: Any) -> Any:
+    """The text of a content in parts; any other content as it is."""
+    if not isinstance(content, list):
+        return content
+    return "\n".join(part["text"] for part in content)
 
 
 def available() -> bool:
@@ -243,7 +284,7 @@ def _library() -> Any:
     for name, arguments in {
         "open": (texts, texts, texts, POINTER(c_void_p)),
         "close": (c_void_p,),
-        "render": (c_void_p, texts, sizes),
+        "render": (c_void_p, texts, c_void_p, c_size_t, sizes),
         "result": (c_void_p, texts, c_size_t),
         "answer_open": (texts, POINTER(c_void_p)),
         "answer_close": (c_void_p,),

@@ -14,7 +14,7 @@ _SIGNATURE = signature(llama_cpp.Llama.create_chat_completion)
 _READ = ("messages", "tools", "tool_choice")
 _LAYER = (
     *("parallel_tool_calls", "reasoning_format", "reasoning_effort", "chat_template_kwargs"),
-    *("add_generation_prompt", "continue_final_message"),
+    *("add_generation_prompt", "continue_final_message", "truncation"),
 )
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -46,6 +46,8 @@ class ChatRequest:
             for name, value in [*((name, given.pop(name)) for name in _READ), *more.items()]
             if value is not None
         }
+        if "truncation" in self.layer and given["max_tokens"] is not None:
+            self.layer["max_tokens"] = given["max_tokens"]
         self.schema = response_schema(given.pop("response_format"))
         if self.schema is not None:
             self.layer["json_schema"] = self.schema

@@ -210,7 +210,9 @@ class MTPLlama(GeneratingModel):
         content); reasoning_budget_tokens, the most tokens of thinking, after which
         reasoning_budget_message and the end of thinking follow; chat_template_kwargs, variables of
         the template; chat_template, another template than the model's; add_generation_prompt and
-        continue_final_message; max_completion_tokens, OpenAI's name of `max_tokens`.
+        continue_final_message; max_completion_tokens, OpenAI's name of `max_tokens`; truncation,
+        "auto" to leave out the oldest turns of a conversation that does not fit the context, whose
+        number of messages is the answer's `dropped_messages`.
 
         With `chat_handler` or a `chat_format` of llama_cpp's own, that answers, as in llama_cpp.
         """
@@ -233,7 +235,7 @@ class MTPLlama(GeneratingModel):
             function = None
             if request.must_call and not rendered.has_grammar:
                 layer, function = request.with_arguments_only()
-                rendered = self.chat_template(request.template).render(layer)
+                rendered = self._rendered(request.template, layer)
             sampling = AnswerSampling(rendered, request.thinking_tokens, request.end)
             sampling.check(self._model.model)
             given = request.completion
@@ -270,8 +272,11 @@ class MTPLlama(GeneratingModel):
 
     def _render_chat(self, request: ChatRequest) -> tuple[Rendered, list[int]]:
         """Return a rendered conversation and its tokens."""
-        rendered = self.chat_template(request.template).render(request.layer)
+        rendered = self._rendered(request.template, request.layer)
         return rendered, self.tokenize(rendered.prompt.encode(), add_bos=False, special=True)
+
+    def _rendered(self, template: str | None, layer: dict[str, Any]) -> Rendered:
+        return self.chat_template(template).render(layer, self._model.model, self.n_ctx())
 
     def chat_template(self, source: str | None = None) -> ChatTemplate:
         """Return a chat template for this model; its own, or one with another source.

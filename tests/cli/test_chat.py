@@ -194,7 +194,7 @@ def test_the_conversation_as_json(demo: Path) -> None:
 
 def test_old_messages_make_room_and_long_ones_are_refused(demo: Path) -> None:
     done = piped(demo, "hello\n" * 20 + f"{'word ' * 400}\n", "--ctx", "256", "-n", 8)
-    assert "the oldest messages no longer fit the context" in done.stderr
+    assert re.search(r"the oldest \d+ messages no longer fit the context", done.stderr)
     assert len(done.stdout.splitlines()) >= 20
     last = done.stderr.splitlines(keepends=True)[-1]
     check_refusal(done.returncode, last, "expected fewer than 256 tokens", "raise --ctx")
@@ -203,12 +203,17 @@ def test_old_messages_make_room_and_long_ones_are_refused(demo: Path) -> None:
 def test_what_is_dropped_and_what_is_refused_leaves_whole_exchanges(demo: Path) -> None:
     with closing(drafting_model(str(demo), None, 0, 256, 1, 0, 0)) as llm:
         chat = Conversation(Chat(llm), Sampling(temp=0), 0, "Write.", 8)
+        read = []
         for i in range(12):
             [*chat.answer(f"hello {'again ' * i}{i}", lambda: False)]
+            reuse = llm.prompt_reuse
+            assert reuse is not None
+            read.append(reuse.tokens - reuse.reused)
             roles = [message["role"] for message in chat.messages]
             assert roles == ["system", *["user", "assistant"] * (len(roles) // 2)]
         before = [*chat.messages]
         assert 2 < len(before) < 24  # some no longer fit
+        assert sum(tokens > 80 for tokens in read) <= 4  # the others were in the context
         assert before[-2]["content"].endswith("11")
         with pytest.raises(RequestError, match="expected fewer than 256 tokens"):
             [*chat.answer("word " * 400, lambda: False)]

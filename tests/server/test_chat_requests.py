@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +14,7 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError
 from mtp_gguf.native import MTPLlama
 from support.models import DEMO, Models
 from support.ports import free_port
-from support.real_server import TIMEOUT, running
+from support.real_server import post, running
 
 pytestmark = pytest.mark.server
 
@@ -98,6 +95,49 @@ VALID: dict[str, Any] = {
     "a tool with a description of null": tools(tool(description=None)),
     "a tool without type": tools({"function": {"name": "f"}}),
 }
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+TALK = [SYSTEM, USER, {"role": "assistant", "content": "ja"}, USER]
+# Options beside a conversation, which both programs read alike.
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{f"{n} tokens": {"max_tokens": n} for n in (1, 2, 9, 33)},
+    "no limit of tokens but stops": {"max_tokens": 40, "stop": ["e", "\n"]},
+    **{f"the stop {stop!r}": {"stop": stop} for stop in ("e", ["a"], ["zzz", " "], [], None)},
+    **{f"the seed {seed}": {"seed": seed} for seed in (0, 1, 12345)},
+    "the likeliest token only": {"temperature": 1.5, "top_k": 1, "seed": 3},
+    "a top-p of 0": {"temperature": 1.0, "top_p": 0.0, "top_k": 1},
+    "a min-p of 1": {"temperature": 1.0, "min_p": 1.0, "top_k": 1},
+    "any JSON": {"response_format": {"type": "json_object"}, "max_tokens": 30},
+    "text": {"response_format": {"type": "text"}},
+    "no format": {"response_format": None},
+    "JSON of a schema": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+        "max_tokens": 30,
+    },
+    "a schema of llama.cpp's": {
+        "response_format": {"type": "json_object", "schema": SCHEMA},
+        "max_tokens": 30,
+    },
+    "arguments of the template": {"chat_template_kwargs": {"x": [1, {"y": None}]}},
+    "no arguments of the template": {"chat_template_kwargs": {}},
+    **{
+        f"thinking is {on}": {"chat_template_kwargs": {"enable_thinking": on}}
+        for on in (True, False)
+    },
+    **{f"an effort of {e}": {"reasoning_effort": e} for e in ("none", "low", "medium", "high")},
+    **{f"thinking as {f}": {"reasoning_format": f} for f in ("none", "deepseek")},
+    **{f"{n} tokens of thinking": {"reasoning_budget_tokens": n} for n in (-1, 0, 5)},
+    "nothing is left out": {"truncation": "disabled"},
+    "all of it fits": {"truncation": "auto"},
+    "calls one after the other": {"tools": [TOOL], "parallel_tool_calls": False},
+    "several calls": {"tools": [TOOL], "parallel_tool_calls": True},
+    "several tools": {"tools": [TOOL, tool(name="g", description="Go.")]},
+    "no tool of two": {"tools": [TOOL, tool(name="g")], "tool_choice": "none"},
+    "a biased token": {"logit_bias": {"40": 100}},
+    "no bias": {"logit_bias": {}},
+    "a penalty": {"presence_penalty": 0.0, "frequency_penalty": 0.0},
+}
+VALID |= {name: {"messages": [USER], **options} for name, options in OPTIONS.items()}
+VALID |= {f"{name}, in a talk": {"messages": TALK, **options} for name, options in OPTIONS.items()}
 # What the sentence says before what was found.
 BROKEN: dict[str, tuple[Any, str]] = {
     "no messages": ([], "messages: expected a list of messages"),
@@ -209,7 +249,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 
 def request(given: Any) -> dict[str, Any]:
     body = given if isinstance(given, dict) else {"messages": given}
-    return {**body, "max_tokens": 4, "temperature": 0}
+    return {"max_tokens": 4, "temperature": 0, **body}
 
 
 @pytest.fixture(scope="module")
@@ -233,27 +273,19 @@ def port(patched_server: Path, strict: Path) -> Iterator[int]:
         yield at
 
 
-def ask(port: int, path: str, body: Any) -> tuple[int, Any]:
-    url = f"http://127.0.0.1:{port}{path}"
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, json.dumps(body).encode()), timeout=TIMEOUT
-        ) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
 @pytest.mark.parametrize("name", VALID)
 def test_what_is_valid_is_answered_alike(name: str, port: int, python: MTPLlama) -> None:
     body = request(VALID[name])
-    status, found = ask(port, "/v1/chat/completions", body)
+    status, found = post(port, "/v1/chat/completions", body)
     assert status == 200, found
     wanted: Any = python.create_chat_completion(**body)
     for answer in (found, wanted):
         assert answer["object"] == "chat.completion"
         assert answer["choices"][0]["message"]["role"] == "assistant"
     assert found["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
+    # The server counts the token that ends an answer, too.
+    more = found["usage"]["completion_tokens"] - wanted["usage"]["completion_tokens"]
+    assert more in ((0, 1) if wanted["choices"][0]["finish_reason"] == "stop" else (0,))
     for one, other in zip(found["choices"], wanted["choices"], strict=True):
         assert one["message"] == other["message"]
         assert one["finish_reason"] == other["finish_reason"]
@@ -265,7 +297,7 @@ def test_what_is_broken_is_refused_with_the_same_sentence(
 ) -> None:
     given, sentence = BROKEN[name]
     body = request(given)
-    status, found = ask(port, "/v1/chat/completions", body)
+    status, found = post(port, "/v1/chat/completions", body)
     assert (status, found["error"]["type"]) == (400, "invalid_request_error")
     assert found["error"]["message"].startswith(sentence)
     assert len(found["error"]["message"]) < 300
@@ -274,11 +306,32 @@ def test_what_is_broken_is_refused_with_the_same_sentence(
     assert str(refused.value).startswith(sentence)
 
 
+# Mistakes in options. The server and Python have words of their own for some of these.
+MISTAKES: dict[str, dict[str, Any]] = {
+    "a truncation of another kind": {"truncation": "sometimes"},
+    "a format of another kind": {"response_format": {"type": "xml"}},
+    "thinking that is a text": {"chat_template_kwargs": {"enable_thinking": "x"}},
+    "tokens that are a text": {"max_tokens": "many"},
+    "a temperature that is a text": {"temperature": "hot"},
+    "a grammar beside tools": {"tools": [TOOL], "grammar": 'root ::= "x"'},
+    "a budget of thinking that is a text": {"reasoning_budget_tokens": "x"},
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_options_are_the_clients(name: str, port: int, python: MTPLlama) -> None:
+    body = request({"messages": [USER], **MISTAKES[name]})
+    status, found = post(port, "/v1/chat/completions", body)
+    assert status == 400, found
+    with pytest.raises((MtpGgufError, ValueError, TypeError)):
+        python.create_chat_completion(**body)
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/responses"])
 def test_other_protocols_are_refused_alike(path: str, port: int) -> None:
     messages = [{"role": "wizard", "content": "x"}]
     body = {"messages": messages, "input": messages, "max_tokens": 4}
-    status, found = ask(port, path, body)
+    status, found = post(port, path, body)
     assert status == 400, found
     assert "Jinja" not in found["error"]["message"]
 
@@ -287,7 +340,7 @@ def test_the_function_that_is_chosen_is_the_one_that_is_called(port: int) -> Non
     """Of two tools only the chosen one is in the grammar of the answer."""
     given = [tool(name=name, parameters={"type": "object", "properties": {}}) for name in "fg"]
     body = tools(*given, tool_choice={"type": "function", "function": {"name": "g"}})
-    status, found = ask(port, "/apply-template", body)
+    status, found = post(port, "/apply-template", body)
     assert status == 200
     assert "<tool>g</tool>" in found["prompt"]
     assert "<tool>f</tool>" not in found["prompt"]

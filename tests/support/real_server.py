@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -58,6 +59,18 @@ def rpc_server(folder: Path, port: int) -> Iterator[str]:
             yield f"127.0.0.1:{port}"
         finally:
             process.kill()
+
+
+def post(port: int, path: str, body: Any) -> tuple[int, Any]:
+    """The status and the JSON of what the server at `port` answers."""
+    url = f"http://127.0.0.1:{port}{path}"
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
 
 
 class Client:

@@ -18,7 +18,7 @@ extern "C" {
 #define MTP_CHAT_API __attribute__((visibility("default")))
 
 /* Increased whenever a signature below changes. */
-#define MTP_CHAT_API_VERSION 1
+#define MTP_CHAT_API_VERSION 2
 
 typedef enum mtp_chat_status {
     MTP_CHAT_OK             = 0,
@@ -27,6 +27,9 @@ typedef enum mtp_chat_status {
     MTP_CHAT_ERROR_ANSWER   = 3, /* the answer does not have the format that the template asks for */
     MTP_CHAT_ERROR_MEMORY   = 4, /* an allocation failed */
 } mtp_chat_status;
+
+struct llama_model;
+struct llama_sampler;
 
 typedef struct mtp_chat        mtp_chat;        /* a chat template */
 typedef struct mtp_chat_answer mtp_chat_answer; /* an answer that is being read */
@@ -42,10 +45,13 @@ MTP_CHAT_API void            mtp_chat_close(mtp_chat * chat);
 
 /* Renders a request to /v1/chat/completions of llama-server, of which `messages`, `tools`, `tool_choice`,
  * `parallel_tool_calls`, `json_schema`, `reasoning_format`, `reasoning_effort`, `chat_template_kwargs`,
- * `add_generation_prompt` and `continue_final_message` are read. The result is an object with
+ * `add_generation_prompt`, `continue_final_message`, `truncation` and `max_tokens` are read. The result is an object with
  * `prompt`, `grammar`, `grammar_lazy`, `grammar_triggers`, `stops`, `preserved_tokens`, `generation_prompt`,
- * `thinking_start_tag`, `thinking_end_tags`, and what mtp_chat_answer_open reads. */
-MTP_CHAT_API mtp_chat_status mtp_chat_render(mtp_chat * chat, const char * request, size_t * size);
+ * `thinking_start_tag`, `thinking_end_tags`, `dropped_messages`, and what mtp_chat_answer_open reads.
+ * model, n_ctx: with a `truncation` of "auto", the oldest turns are left out if the model's tokens of the conversation
+ * do not fit a context of n_ctx (server/old_turns.h). */
+MTP_CHAT_API mtp_chat_status mtp_chat_render(mtp_chat * chat, const char * request, const struct llama_model * model,
+                                             size_t n_ctx, size_t * size);
 
 /* Begins to read an answer. rendered: the result of mtp_chat_render. */
 MTP_CHAT_API mtp_chat_status mtp_chat_answer_open(const char * rendered, mtp_chat_answer ** out);
@@ -60,9 +66,6 @@ MTP_CHAT_API mtp_chat_status mtp_chat_answer_add(mtp_chat_answer * answer, const
 /* Copy the last result, a null byte included, to `out`, which has room for capacity bytes. */
 MTP_CHAT_API mtp_chat_status mtp_chat_result(const mtp_chat * chat, char * out, size_t capacity);
 MTP_CHAT_API mtp_chat_status mtp_chat_answer_result(const mtp_chat_answer * answer, char * out, size_t capacity);
-
-struct llama_model;
-struct llama_sampler;
 
 /* Makes the sampler of an answer: the grammar of a rendered conversation, which constrains tool calls only and no
  * thinking if it is lazy, and a budget of `thinking_tokens` tokens of thinking (-1: none), after which `end` and the

@@ -1,11 +1,13 @@
 // The C surface over common_chat_*: a request in, a rendered conversation out; text in, a message out.
 
 #include "../../server/chat_request.h"
+#include "../../server/old_turns.h"
 #include "chat.h"
 #include "common.h"
 #include "guard.h"
 #include "jinja/limits.h"
 #include "json.h"
+#include "llama.h"
 #include "mtp_chat.h"
 
 #include <cstring>
@@ -141,6 +143,32 @@ json to_json(const common_chat_params & params, const common_chat_templates_inpu
     };
 }
 
+json render(mtp_chat * chat, json & request) {
+    mtp::check_chat_request(request);
+    check_parts(request.at("messages"));
+
+    common_chat_templates_inputs inputs;
+    inputs.messages         = common_chat_msgs_parse_oaicompat(request.at("messages"));
+    inputs.tools            = common_chat_tools_parse_oaicompat(request.at("tools"));
+    const json choice       = mtp::member(request, "tool_choice");
+    inputs.tool_choice      = common_chat_tool_choice_parse_oaicompat(choice.is_string() ? choice.get<std::string>() : "auto");
+    const json schema       = mtp::member(request, "json_schema");
+    inputs.json_schema      = schema.is_null() ? "" : schema.dump();
+    const json parallel     = mtp::member(request, "parallel_tool_calls");
+    inputs.parallel_tool_calls = parallel.is_boolean()
+                                     ? parallel.get<bool>()
+                                     : common_chat_templates_get_caps(chat->templates.get())["supports_parallel_tool_calls"];
+    const json format       = mtp::member(request, "reasoning_format");
+    inputs.reasoning_format = common_reasoning_format_from_name(format.is_string() ? format.get<std::string>() : "deepseek");
+    read_template_arguments(request, inputs);
+    read_continuation(request, inputs);
+    const auto params = mtp::render_chat(
+        inputs, [&](const auto & given) { return common_chat_templates_apply(chat->templates.get(), given); });
+    json rendered                = to_json(params, inputs);
+    rendered["dropped_messages"] = request.at("dropped_messages");
+    return rendered;
+}
+
 std::string random_id() {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
     std::random_device random;
@@ -221,31 +249,15 @@ void mtp_chat_close(mtp_chat * chat) {
     delete chat;
 }
 
-mtp_chat_status mtp_chat_render(mtp_chat * chat, const char * text, size_t * size) {
+mtp_chat_status mtp_chat_render(mtp_chat * chat, const char * text, const llama_model * model, size_t n_ctx, size_t * size) {
     return guard(MTP_CHAT_ERROR_REQUEST, [&] {
         const jinja::limits::level within;
         json                       request = json::parse(text);
-        mtp::check_chat_request(request);
-        check_parts(request.at("messages"));
-
-        common_chat_templates_inputs inputs;
-        inputs.messages         = common_chat_msgs_parse_oaicompat(request.at("messages"));
-        inputs.tools            = common_chat_tools_parse_oaicompat(request.at("tools"));
-        const json choice       = mtp::member(request, "tool_choice");
-        inputs.tool_choice      = common_chat_tool_choice_parse_oaicompat(choice.is_string() ? choice.get<std::string>() : "auto");
-        const json schema       = mtp::member(request, "json_schema");
-        inputs.json_schema      = schema.is_null() ? "" : schema.dump();
-        const json parallel     = mtp::member(request, "parallel_tool_calls");
-        inputs.parallel_tool_calls = parallel.is_boolean()
-                                         ? parallel.get<bool>()
-                                         : common_chat_templates_get_caps(chat->templates.get())["supports_parallel_tool_calls"];
-        const json format       = mtp::member(request, "reasoning_format");
-        inputs.reasoning_format = common_reasoning_format_from_name(format.is_string() ? format.get<std::string>() : "deepseek");
-        read_template_arguments(request, inputs);
-        read_continuation(request, inputs);
-        const auto params = mtp::render_chat(
-            inputs, [&](const auto & given) { return common_chat_templates_apply(chat->templates.get(), given); });
-        chat->result = to_json(params, inputs).dump();
+        mtp::drop_old_turns(request, n_ctx, [&](json given) {
+            const std::string prompt = render(chat, given).at("prompt").get<std::string>();
+            return common_tokenize(llama_model_get_vocab(model), prompt, false, true).size();
+        });
+        chat->result = render(chat, request).dump();
         *size        = chat->result.size();
     });
 }

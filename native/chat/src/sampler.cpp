@@ -193,8 +193,7 @@ mtp_chat_status mtp_chat_sampler(const llama_model * model, const char * text, i
             if (made->grammar && !made->lazy) {
                 llama_sampler_accept(made->grammar.get(), token);
             }
-            // What follows the beginning of thinking in the prompt is none of the tokens that end it.
-            if (made->budget && common_reasoning_budget_get_state(made->budget.get()) != REASONING_BUDGET_FORCING) {
+            if (made->budget) {
                 llama_sampler_accept(made->budget.get(), token);
             }
         }
