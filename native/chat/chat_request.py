@@ -61,8 +61,15 @@ class ChatRequest:
         for name, is_there in beside.items():
             if given["grammar"] is not None and is_there:
                 raise NativeError(f"{name}: expected no grammar beside it, found one")
-        stop = given["stop"] or []
-        given["stop"] = [stop] if isinstance(stop, str) else [*stop]
+        if not isinstance(given["grammar"], llama_cpp.LlamaGrammar | None):
+            raise MessagesError(f"grammar: expected a LlamaGrammar, found {given['grammar']!r:.80}")
+        stop = [] if given["stop"] is None else given["stop"]
+        given["stop"] = [stop] if isinstance(stop, str) else stop
+        if not isinstance(given["stop"], list | tuple) or not all(
+            isinstance(one, str) for one in given["stop"]
+        ):
+            raise MessagesError(f"stop: expected text or a list of texts, found {stop!r:.80}")
+        given["stop"] = [*given["stop"]]
         top = given.pop("top_logprobs")
         given["logprobs"] = (top or 0) if given["logprobs"] else None
         self.completion = given

@@ -34,7 +34,7 @@ inline void check_optional(const std::string & where, common_json & object, cons
     if (value.is_null()) {
         object.erase(key);
     } else if (!(value.*is_right)()) {
-        refuse(where + "." + key, expected, value);
+        refuse(where.empty() ? key : where + "." + key, expected, value);
     }
 }
 
@@ -131,6 +131,37 @@ inline void check_tools(common_json & body) {
     }
 }
 
+// Options whose mistakes llama.cpp would pass over, or answer as its own.
+inline void check_options(common_json & body) {
+    check_optional("", body, "chat_template_kwargs", &common_json::is_object, "an object");
+    check_optional("", body, "reasoning_effort", &common_json::is_string, "text");
+    check_optional("", body, "reasoning_format", &common_json::is_string, "text");
+    const common_json format = member(body, "reasoning_format");
+    try {
+        common_reasoning_format_from_name(format.is_null() ? "none" : format.get<std::string>());
+    } catch (const std::exception &) {
+        refuse("reasoning_format", "none, auto, deepseek or deepseek-legacy", format);
+    }
+    const common_json last = member(body, "continue_final_message");
+    if (!last.is_null() && !last.is_boolean() && common_chat_continuation_parse(last) == COMMON_CHAT_CONTINUATION_NONE) {
+        refuse("continue_final_message", "true, false, content or reasoning_content", last);
+    }
+    const common_json answer = member(body, "response_format");
+    for (const common_json & schema : { member(body, "json_schema"), member(answer, "schema"), member(member(answer, "json_schema"), "schema") }) {
+        if (!schema.is_null() && !schema.is_object() && !schema.is_boolean()) {
+            refuse("response_format", "a JSON schema that is an object", schema);
+        }
+    }
+    const common_json stop  = member(body, "stop");
+    bool              texts = stop.is_null() || stop.is_string() || stop.is_array();
+    for (size_t i = 0; stop.is_array() && i < stop.size(); i++) {
+        texts = texts && stop.at(i).is_string();
+    }
+    if (!texts) {
+        refuse("stop", "text or a list of texts", stop);
+    }
+}
+
 // Check what is read of a request to /v1/chat/completions, and complete what clients leave out.
 inline void check_chat_request(common_json & body) {
     if (!member(body, "messages").is_array() || body.at("messages").empty()) {
@@ -157,6 +188,7 @@ inline void check_chat_request(common_json & body) {
         }
     }
     check_tools(body);
+    check_options(body);
 }
 
 // What a template says, without the place in it.

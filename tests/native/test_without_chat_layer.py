@@ -12,7 +12,7 @@ from support.models import Models
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from mtp_gguf.native import chat_layer
+from mtp_gguf.native.chat import chat_layer
 found = chat_layer.library_file
 chat_layer.library_file = lambda name: Path(f"{found(name)}.missing")
 from mtp_gguf.gguf_tools.errors import RequestError

@@ -315,7 +315,18 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a temperature that is a text": {"temperature": "hot"},
     "a grammar beside tools": {"tools": [TOOL], "grammar": 'root ::= "x"'},
     "a budget of thinking that is a text": {"reasoning_budget_tokens": "x"},
+    "a schema that is a text": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": "y"}}
+    },
+    "thinking as something else": {"reasoning_format": "x"},
+    "an effort that is a number": {"reasoning_effort": 5},
+    "arguments of the template as a text": {"chat_template_kwargs": "x"},
+    "a stop that is a number": {"stop": 5},
+    "stops that are numbers": {"stop": [5]},
+    "the end of another message": {"continue_final_message": "x"},
 }
+# What both say in the same words
+SAME_WORDS = ("thinking as", "an effort", "arguments of", "a stop", "stops", "the end")
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -323,8 +334,10 @@ def test_mistakes_in_options_are_the_clients(name: str, port: int, python: MTPLl
     body = request({"messages": [USER], **MISTAKES[name]})
     status, found = post(port, "/v1/chat/completions", body)
     assert status == 400, found
-    with pytest.raises((MtpGgufError, ValueError, TypeError)):
+    with pytest.raises((MtpGgufError, ValueError, TypeError)) as refusal:
         python.create_chat_completion(**body)
+    if name.startswith(SAME_WORDS):
+        assert str(refusal.value) == found["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/responses"])

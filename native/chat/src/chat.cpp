@@ -61,9 +61,6 @@ void check_parts(const json & messages) {
 
 void read_template_arguments(const json & request, common_chat_templates_inputs & inputs) {
     const json arguments = mtp::member(request, "chat_template_kwargs");
-    if (!arguments.is_null() && !arguments.is_object()) {
-        mtp::refuse("chat_template_kwargs", "an object", arguments);
-    }
     if (arguments.is_object()) {
         for (const auto & item : arguments.items()) {
             inputs.chat_template_kwargs[item.key()] = item.value().dump();
@@ -79,9 +76,6 @@ void read_template_arguments(const json & request, common_chat_templates_inputs 
     const json effort = mtp::member(request, "reasoning_effort");
     if (effort.is_null()) {
         return;
-    }
-    if (!effort.is_string()) {
-        mtp::refuse("reasoning_effort", "text", effort);
     }
     if (effort.get<std::string>() == "none") {
         inputs.enable_thinking = false;
