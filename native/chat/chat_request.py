@@ -61,7 +61,7 @@ class ChatRequest:
         for name, is_there in beside.items():
             if given["grammar"] is not None and is_there:
                 raise NativeError(f"{name}: expected no grammar beside it, found one")
-        if not isinstance(given["grammar"], llama_cpp.LlamaGrammar | None):
+        if not isinstance(given["grammar"], llama_cpp.llama_grammar.LlamaGrammar | None):
             raise MessagesError(f"grammar: expected a LlamaGrammar, found {given['grammar']!r:.80}")
         stop = [] if given["stop"] is None else given["stop"]
         given["stop"] = [stop] if isinstance(stop, str) else stop

@@ -99,7 +99,7 @@ class LoadedModel(llama_cpp.Llama):
         """Load trunk and head; the two properties below change the trunk's parameters."""
         arguments = how.arguments
         self._head_file = arguments.mtp_head or how.path
-        self._head_options = {
+        self._head_options: dict[str, Any] = {
             "trunk": how.path if arguments.mtp_head else None,
             "device": how.device,
             "fastmtp_size": arguments.fastmtp_size or 0,
@@ -198,7 +198,7 @@ class LoadedModel(llama_cpp.Llama):
         names = ("n_threads", "n_gpu_layers", "split_mode", "tensor_split", "main_gpu")
         self.type_choice = choose_type(
             Path(how.path),
-            how.arguments.mtp_head and Path(how.arguments.mtp_head),
+            Path(how.arguments.mtp_head) if how.arguments.mtp_head else None,
             kernels(),
             {
                 **{name: given[name] for name in names if given.get(name) is not None},

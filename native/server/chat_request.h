@@ -143,7 +143,8 @@ inline void check_options(common_json & body) {
         refuse("reasoning_format", "none, auto, deepseek or deepseek-legacy", format);
     }
     const common_json last = member(body, "continue_final_message");
-    if (!last.is_null() && !last.is_boolean() && common_chat_continuation_parse(last) == COMMON_CHAT_CONTINUATION_NONE) {
+    const std::string part = last.is_string() ? last.get<std::string>() : "";
+    if (!last.is_null() && !last.is_boolean() && part != "content" && part != "reasoning_content") {
         refuse("continue_final_message", "true, false, content or reasoning_content", last);
     }
     const common_json answer = member(body, "response_format");

@@ -99,7 +99,8 @@ def test_what_a_server_lacks_is_said_in_one_line(
     older = write_stand_in(tmp_path / "older", OLDER_HELP)
     text = (
         "a depth chosen by cost, no drafts from the text, no lookup files, no conversations on "
-        "disk, no separate conversations for each API key"
+        "disk, no separate conversations for each API key, no types of the head chosen while "
+        "loading"
     )
     for server, said in (
         (stock, f"no drafts with FastMTP vocabularies, no drafts in one graph, no {text}; "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,8 @@ def test_drafts_keep_the_distribution_of_samples(
     sampled = {"temperature": 1.0, "top_k": 6, "n_predict": 6, "id_slot": 0}
     sides: list[Counter[tuple[int, ...]]] = []
     offered = accepted = 0
-    for side, options in enumerate((["--no-draft"], drafting)):
+    sides_options: tuple[Sequence[object], ...] = (["--no-draft"], drafting)
+    for side, options in enumerate(sides_options):
         more = passed if side else ()
         with running(patched_server, model, free_port, *more, options=options) as client:
             seen: Counter[tuple[int, ...]] = Counter()
