@@ -278,7 +278,7 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
             scale(waiting, i);
         }
         for (int c = 0; c < nc; c++) {
-            if (take == panel_rows) {
+            if (take == panel_rows) {  // a copy of a constant size is a few stores
                 memcpy(dst[c] + r0, acc + c * panel_rows, panel_rows * sizeof(float));
             } else {
                 memcpy(dst[c] + r0, acc + c * panel_rows, take * sizeof(float));
