@@ -332,10 +332,10 @@ std::string name_of(const candidate & of) {
 void begin_choices(const kernel_set & set, const char * restriction) {
     kernels = &set;
     words = restriction ? restriction : "";
-    is_fixed = says(restriction, "fixed");
+    is_fixed = has_word(restriction, "fixed");
     const char * cache = getenv("XDG_CACHE_HOME");
     const char * home = getenv("HOME");
-    const bool anew = says(restriction, "anew");
+    const bool anew = has_word(restriction, "anew");
     // What was measured among all candidates is of no use among some. Names of operations, in upper case, restrict none.
     const bool restricted = std::any_of(words.begin(), words.end(), [](char c) { return c >= 'a' && c <= 'z'; }) && words != "anew";
     if (is_fixed || restricted || (!cache && !home)) {

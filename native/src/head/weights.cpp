@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <exception>
 #include <thread>
 
 namespace mtp {
@@ -89,9 +90,10 @@ static void set_quantized(ggml_tensor * tensor, const StoredTensor & stored, int
     ggml_quantize_init(tensor->type);
     std::vector<std::vector<float>> floats(size_t(n_threads), std::vector<float>(size_t(part * width)));
     std::vector<uint8_t> rows(size_t(part * n_threads) * row_bytes);
+    std::vector<StoredTensor> slices(size_t(n_threads), stored); // nothing is allocated in threads, where it could not be reported
     const auto quantize = [&](int64_t first, int64_t thread) {
-        StoredTensor slice = stored;
-        slice.data += size_t(first) * stored.row_bytes();
+        StoredTensor & slice = slices[size_t(thread)];
+        slice.data = stored.data + size_t(first) * stored.row_bytes();
         const int64_t n = std::min(part, n_rows - first);
         float * values = floats[size_t(thread)].data();
         for (int32_t i = 0; i < n; ++i) {
@@ -102,7 +104,11 @@ static void set_quantized(ggml_tensor * tensor, const StoredTensor & stored, int
     for (int64_t first = 0; first < n_rows; first += part * n_threads) {
         std::vector<std::thread> others;
         for (int64_t i = 1; i < n_threads && first + i * part < n_rows; ++i) {
-            others.emplace_back(quantize, first + i * part, i);
+            try {
+                others.emplace_back(quantize, first + i * part, i);
+            } catch (const std::exception &) { // no more threads can be had
+                quantize(first + i * part, i);
+            }
         }
         quantize(first, 0);
         for (std::thread & other : others) {

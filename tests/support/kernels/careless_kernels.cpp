@@ -40,6 +40,6 @@ const kernel_set * choose_kernels(const char *) {
 
 int candidates_of(ggml_type, int64_t, int, const kernel_set &, const char *, candidate (&)[most_candidates]) { return 0; }
 
-bool says(const char *, const char *) { return false; }
+bool has_word(const char *, const char *) { return false; }
 
 }  // namespace mtp

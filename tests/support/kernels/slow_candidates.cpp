@@ -54,6 +54,6 @@ int candidates_of(ggml_type, int64_t, int, const kernel_set &, const char *, can
     return 3;
 }
 
-bool says(const char * words, const char * word) { return words && std::string(words).find(word) != std::string::npos; }
+bool has_word(const char * words, const char * word) { return words && std::string(words).find(word) != std::string::npos; }
 
 }  // namespace mtp

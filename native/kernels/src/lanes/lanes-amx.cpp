@@ -27,18 +27,12 @@
 #include <immintrin.h>
 
 #include "lanes-dots.h"
-#include "lanes-grid-formats.h"
-#include "lanes-k-formats.h"
-#include "lanes-panels.h"
-#include "lanes-v512.h"
+#include "lanes-products.h"
+#include "lanes-v512-vnni.h"
 
 namespace mtp {
 namespace {
 
-struct vnni_512 : v512 {
-    LANES_INLINE I dpbusd(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
-    LANES_INLINE I dpwssd(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
-};
 using V = vnni_dots<vnni_512>;
 
 constexpr int tile_rows = 16, tile_bytes = 64;
@@ -137,7 +131,6 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
     constexpr int least = T::template least<V>;
     const int64_t blocks = n / QK_K;
     const int n_tiles = (nc + tile_rows - 1) / tile_rows;
-    const auto column = [cols](int c) { return (const block_q8_K *) cols[c]; };
 
     // A product of tiles whose sums wait for being scaled
     struct product {
@@ -153,7 +146,8 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
         char apart[panel_rows * sizeof(block)];
     };
     const size_t acc_size = (size_t) nc * panel_rows * sizeof(float);
-    const size_t pairs_size = GGML_PAD((size_t) nc * blocks * 8 * sizeof(int16_t), 64);
+    using activations = typename super_panels<V, T>::columns;
+    const size_t columns_size = GGML_PAD(activations::size(n, nc), 64);
     const auto in_place = [&](int tile) {
         const char * const * c = (const char * const *) cols + tile * tile_rows;
         bool is = (tile + 1) * tile_rows <= nc;
@@ -166,11 +160,11 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
     for (int t = 0; t < n_tiles; t++) {
         copies += !in_place(t);
     }
-    char * at = (char *) scratch(sizeof(memory) + acc_size + pairs_size + (size_t) copies * blocks * tile_rows * QK_K);
+    char * at = (char *) scratch(sizeof(memory) + acc_size + columns_size + (size_t) copies * blocks * tile_rows * QK_K);
     memory & own = *(memory *) at;
     float * const acc = (float *) (at + sizeof(memory));
-    int16_t * const pairs = (int16_t *) (at + sizeof(memory) + acc_size);
-    at += sizeof(memory) + acc_size + pairs_size;
+    const activations from(n, cols, nc, at + sizeof(memory) + acc_size);
+    at += sizeof(memory) + acc_size + columns_size;
 
     column_tile y[LANES_MAX_COLS / tile_rows];
     for (int t = 0; t < n_tiles; t++) {
@@ -183,18 +177,10 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
         for (int64_t b = 0; b < blocks; b++) {
             for (int c = t * tile_rows; c < (t + 1) * tile_rows; c++, at += QK_K) {
                 if (c < nc) {
-                    memcpy(at, column(c)[b].qs, QK_K);
+                    memcpy(at, from.at(c, b * QK_K).y->qs, QK_K);
                 } else {
                     memset(at, 0, QK_K);
                 }
-            }
-        }
-    }
-    if (least == 4) {
-        for (int c = 0; c < nc; c++) {
-            for (int64_t b = 0; b < blocks; b++) {
-                const __m128i * of = (const __m128i *) column(c)[b].bsums;
-                _mm_storeu_si128((__m128i *) pairs + c * blocks + b, _mm_hadd_epi16(_mm_loadu_si128(of), _mm_loadu_si128(of + 1)));
             }
         }
     }
@@ -203,8 +189,7 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
     const auto scale = [&](const product & of, int quarter) LANES_ALWAYS {
         const int first = of.tile * tile_rows + quarter * 4, last = nc < first + 4 ? nc : first + 4;
         for (int c = first; c < last; c++) {
-            const block_q8_K & with = column(c)[of.block];
-            const int16_t * of_elements = least == 4 ? pairs + (c * blocks + of.block) * 8 : with.bsums;
+            const auto with = from.at(c, of.block * QK_K);
             V::I sum[vectors], low[vectors];
             LANES_UNROLL
             for (int v = 0; v < vectors; v++) {
@@ -214,13 +199,13 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
             }
             LANES_UNROLL
             for (int i = 0; i < least; i++) {
-                const V::I each = V::broadcast(of_elements + 2 * i);
+                const V::I each = V::broadcast(with.sums + 2 * i);
                 LANES_UNROLL
                 for (int v = 0; v < vectors; v++) {
                     low[v] = V::add_madd16(low[v], of.rows[v].least[i], each);
                 }
             }
-            const V::F d = V::setf(with.d);
+            const V::F d = V::setf(with.y->d);
             LANES_UNROLL
             for (int v = 0; v < vectors; v++) {
                 V::F x = V::mul(V::to_float(T::has_min ? sum[v] : low[v]), of.rows[v].d);
@@ -287,6 +272,10 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
     }
 }
 
+struct tile_products {
+    template <class T> static constexpr product_kernel of = tile_mul_mat<T>;
+};
+
 constexpr int request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM and XFEATURE_XTILE_DATA of Linux
 
 }  // namespace
@@ -302,23 +291,7 @@ bool has_amx() {
     return has;
 }
 
-product_kernel amx_product(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_Q2_K:    return tile_mul_mat<sixteens<q2_K>>;
-        case GGML_TYPE_Q3_K:    return tile_mul_mat<sixteens<q3_K>>;
-        case GGML_TYPE_Q4_K:    return tile_mul_mat<k_mins<block_q4_K>>;
-        case GGML_TYPE_Q5_K:    return tile_mul_mat<k_mins<block_q5_K>>;
-        case GGML_TYPE_Q6_K:    return tile_mul_mat<q6_K>;
-        case GGML_TYPE_IQ4_XS:  return tile_mul_mat<iq4_xs>;
-        case GGML_TYPE_TQ2_0:   return tile_mul_mat<sixteens<tq2_0>>;
-        case GGML_TYPE_IQ2_XXS: return tile_mul_mat<sixteens<iq2_xxs>>;
-        case GGML_TYPE_IQ2_XS:  return tile_mul_mat<sixteens<iq2_xs>>;
-        case GGML_TYPE_IQ2_S:   return tile_mul_mat<sixteens<iq2_s>>;
-        case GGML_TYPE_IQ3_XXS: return tile_mul_mat<sixteens<iq3_xxs>>;
-        case GGML_TYPE_IQ3_S:   return tile_mul_mat<sixteens<iq3_s>>;
-        default:                return nullptr;
-    }
-}
+product_kernel amx_product(ggml_type type) { return super_block_product<tile_products>(type); }
 
 double amx_multiply(int64_t n) {
     const tiles here;

@@ -22,17 +22,9 @@
 
 #include "lanes-dots.h"
 #include "lanes-products.h"
-#include "lanes-v512.h"
+#include "lanes-v512-vnni.h"
 
 namespace mtp {
-namespace {
-
-struct vnni_512 : v512 {
-    LANES_INLINE I dpbusd(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
-    LANES_INLINE I dpwssd(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
-};
-
-}  // namespace
 
 product_kernel avx512_vnni_product(ggml_type type) { return quants_product<vnni_dots<vnni_512>>(type); }
 double avx512_vnni_multiply(int64_t n) { return multiply<vnni_dots<vnni_512>>(n); }

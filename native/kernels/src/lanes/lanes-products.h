@@ -12,20 +12,31 @@
 namespace mtp {
 namespace {
 
+// Products::of<T> for the layout T of a type with blocks of 256.
+template <class Products> product_kernel super_block_product(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q2_K:    return Products::template of<sixteens<q2_K>>;
+        case GGML_TYPE_Q3_K:    return Products::template of<sixteens<q3_K>>;
+        case GGML_TYPE_Q4_K:    return Products::template of<k_mins<block_q4_K>>;
+        case GGML_TYPE_Q5_K:    return Products::template of<k_mins<block_q5_K>>;
+        case GGML_TYPE_Q6_K:    return Products::template of<q6_K>;
+        case GGML_TYPE_IQ4_XS:  return Products::template of<iq4_xs>;
+        case GGML_TYPE_IQ2_XXS: return Products::template of<sixteens<iq2_xxs>>;
+        case GGML_TYPE_IQ2_XS:  return Products::template of<sixteens<iq2_xs>>;
+        case GGML_TYPE_IQ2_S:   return Products::template of<sixteens<iq2_s>>;
+        case GGML_TYPE_IQ3_XXS: return Products::template of<sixteens<iq3_xxs>>;
+        case GGML_TYPE_IQ3_S:   return Products::template of<sixteens<iq3_s>>;
+        case GGML_TYPE_TQ2_0:   return Products::template of<sixteens<tq2_0>>;
+        default:                return nullptr;
+    }
+}
+
+template <class V> struct super_block_products {
+    template <class T> static constexpr product_kernel of = super_block_mul_mat<V, T>;
+};
+
 template <class V> product_kernel quants_product(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q2_K:    return super_block_mul_mat<V, sixteens<q2_K>>;
-        case GGML_TYPE_Q3_K:    return super_block_mul_mat<V, sixteens<q3_K>>;
-        case GGML_TYPE_Q4_K:    return super_block_mul_mat<V, k_mins<block_q4_K>>;
-        case GGML_TYPE_Q5_K:    return super_block_mul_mat<V, k_mins<block_q5_K>>;
-        case GGML_TYPE_Q6_K:    return super_block_mul_mat<V, q6_K>;
-        case GGML_TYPE_IQ4_XS:  return super_block_mul_mat<V, iq4_xs>;
-        case GGML_TYPE_IQ2_XXS: return super_block_mul_mat<V, sixteens<iq2_xxs>>;
-        case GGML_TYPE_IQ2_XS:  return super_block_mul_mat<V, sixteens<iq2_xs>>;
-        case GGML_TYPE_IQ2_S:   return super_block_mul_mat<V, sixteens<iq2_s>>;
-        case GGML_TYPE_IQ3_XXS: return super_block_mul_mat<V, sixteens<iq3_xxs>>;
-        case GGML_TYPE_IQ3_S:   return super_block_mul_mat<V, sixteens<iq3_s>>;
-        case GGML_TYPE_TQ2_0:   return super_block_mul_mat<V, sixteens<tq2_0>>;
         case GGML_TYPE_Q8_0:    return block_mul_mat<V, q8_0>;
         case GGML_TYPE_Q4_0:    return block_mul_mat<V, q4_0>;
         case GGML_TYPE_Q4_1:    return block_mul_mat<V, q4_1>;
@@ -35,7 +46,7 @@ template <class V> product_kernel quants_product(ggml_type type) {
         case GGML_TYPE_MXFP4:   return block_mul_mat<V, mxfp4>;
         case GGML_TYPE_NVFP4:   return block_mul_mat<V, nvfp4>;
         case GGML_TYPE_Q2_0:    return block_mul_mat<V, q2_0>;
-        default:                return nullptr;
+        default:                return super_block_product<super_block_products<V>>(type);
     }
 }
 

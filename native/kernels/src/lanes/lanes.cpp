@@ -76,7 +76,7 @@ const kernel_set * cheaper(const kernel_set & all) {
 
 }  // namespace
 
-bool says(const char * words, const char * word) {
+bool has_word(const char * words, const char * word) {
     const size_t n = strlen(word);
     for (const char * at = words; at && (at = strstr(at, word)); at += n) {
         if ((at == words || at[-1] == ',') && (at[n] == ',' || at[n] == 0)) {
@@ -101,7 +101,7 @@ int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set &
             sets[n_sets++] = { name, product(type) };
         }
     };
-    if (block > 1 && !says(restriction, "avx512") && !says(restriction, "avx_vnni") && !says(restriction, "avx2")) {
+    if (block > 1 && !has_word(restriction, "avx512") && !has_word(restriction, "avx_vnni") && !has_word(restriction, "avx2")) {
 #if defined(LANES_AVX_VNNI)
         add(has_avx_vnni(), "AVX_VNNI", avx_vnni_product);
 #endif
@@ -117,7 +117,7 @@ int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set &
 #endif
     // Whether the restriction says that something is to be so (`word`) or not to be (`other`), where both are possible
     const auto fits = [&](bool is, bool possible, const char * word, const char * other) {
-        return possible ? !says(restriction, is ? other : word) : !is;
+        return possible ? !has_word(restriction, is ? other : word) : !is;
     };
     for (int set = 0; set < n_sets; set++) {
         for (int i = 0; i < 8; i++) {
@@ -130,7 +130,7 @@ int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set &
     }
     // A tile has 16 columns: of fewer, most of its work is in vain.
     if (block == QK_K && class_columns[columns] >= 16 && kernels.multiply == amx_multiply) {
-        n = says(restriction, "amx") ? 0 : n;
+        n = has_word(restriction, "amx") ? 0 : n;
         to[n++] = { "AMX", amx_product(type), {}, 8 * most_sets };
     }
     if (n == 0) {  // the words contradict each other
@@ -142,12 +142,12 @@ int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set &
 const kernel_set * choose_kernels(const char * restriction) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
-    const bool avx2 = says(restriction, "avx2"), avx_vnni = says(restriction, "avx_vnni");
+    const bool avx2 = has_word(restriction, "avx2"), avx_vnni = has_word(restriction, "avx_vnni");
     if (has_avx512() && !avx2 && !avx_vnni) {
-        return __builtin_cpu_supports("avx512vnni") && !says(restriction, "avx512")
+        return __builtin_cpu_supports("avx512vnni") && !has_word(restriction, "avx512")
                    ? with_products<avx512_vnni_product>(
                          "AVX512_VNNI", avx512_kernels,
-                         !says(restriction, "no_amx") && has_amx() ? amx_multiply : avx512_vnni_multiply)
+                         !has_word(restriction, "no_amx") && has_amx() ? amx_multiply : avx512_vnni_multiply)
                    : &avx512_kernels;
     }
 #if defined(LANES_AVX_VNNI)
@@ -160,11 +160,11 @@ const kernel_set * choose_kernels(const char * restriction) {
     if (!has_dotprod()) {
         return nullptr;
     }
-    const kernel_set & best = has_i8mm() && !says(restriction, "dotprod") ? neon_i8mm_kernels : neon_dotprod_kernels;
-    return says(restriction, "all") ? &best : cheaper(best);
+    const kernel_set & best = has_i8mm() && !has_word(restriction, "dotprod") ? neon_i8mm_kernels : neon_dotprod_kernels;
+    return has_word(restriction, "all") ? &best : cheaper(best);
 #else
     (void) restriction;
-    (void) says;
+    (void) has_word;
     return nullptr;
 #endif
 }

@@ -104,7 +104,7 @@ int candidates_of(ggml_type type, int64_t block, int columns, const kernel_set &
                   candidate (&to)[most_candidates]);
 
 // Whether `word` is one of the words, which commas separate.
-bool says(const char * words, const char * word);
+bool has_word(const char * words, const char * word);
 
 // Products of quants with VNNI, in place of those of avx512_kernels and avx2_kernels.
 product_kernel avx512_vnni_product(ggml_type type);
