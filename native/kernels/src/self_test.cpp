@@ -97,13 +97,19 @@ std::vector<char> content_of(const ggml_tensor * t, const small_case::tensor & l
             content[i] = (char) (i % size == 0 ? 0 : i % size == 1 ? 0x24 : random.next());  // d is 1 / 64
         }
     } else {
-        std::vector<float> values(rows * n);
+        // ggml takes milliseconds to quantize a row. Of types with blocks, some are quantized and lie in random order.
+        const type_traits & type = *ggml().traits(t->type);
+        const int64_t blocks = rows * n / type.block_size, distinct = type.block_size == 1 ? blocks : std::min<int64_t>(blocks, 64);
+        std::vector<float> values(distinct * type.block_size);
         std::generate(values.begin(), values.end(), [&] { return random.between(like.low, like.high); });
         if (t->type == GGML_TYPE_F32) {
             memcpy(content.data(), values.data(), content.size());
         } else {
-            const std::vector<float> imatrix(n, 1.0f);
-            ggml().quantize_chunk(t->type, values.data(), content.data(), 0, rows, n, imatrix.data());
+            const std::vector<float> imatrix(type.block_size, 1.0f);
+            ggml().quantize_chunk(t->type, values.data(), content.data(), 0, distinct, type.block_size, imatrix.data());
+        }
+        for (int64_t i = distinct; i < blocks; i++) {
+            memcpy(&content[i * type.type_size], &content[random.next() % distinct * type.type_size], type.type_size);
         }
     }
     return content;
