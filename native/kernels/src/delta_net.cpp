@@ -90,19 +90,23 @@ template <class F> void each_head(const task & task, const sources & of, F compu
     }
 }
 
-// More tokens than a kernel takes at a time, if there are as many, and two sequences. Returns their number.
+// More tokens than a kernel takes at a time, if there are as many, two sequences, and two heads of keys: ggml takes
+// milliseconds for the states of all heads. Returns how many heads of the model there are for one of the small case.
 int64_t shrink_inputs(const ggml_tensor * op, small_case & small) {
     const sources of(op);
     const int64_t T = std::min<int64_t>(of.tokens(), delta_net_tokens + 3), sequences = std::min<int64_t>(of.sequences(), 2);
+    const int64_t least = std::min(of.q->ne[1], of.k->ne[1]), half = least % 2 == 0 ? least / 2 : least;
+    const int64_t times = of.q->ne[1] % half == 0 && of.k->ne[1] % half == 0 ? half : 1;
     for (int i = 0; i < 5; i++) {
+        small.src[i].ne[1] /= times;
         small.src[i].ne[2] = T;
         small.src[i].ne[3] = small.src[i].ne[3] == of.sequences() ? sequences : 1;
     }
     small.src[3].low = -1.0f;  // logarithms of decays
     small.src[3].high = 0.0f;
-    small.result.ne[0] = of.S() * of.heads() * T * sequences;
+    small.result.ne[0] = of.S() * (of.heads() / times) * T * sequences;
     std::fill(small.result.ne + 1, small.result.ne + 4, 1);
-    return sequences;
+    return times;
 }
 
 // GATED_DELTA_NET. The result: a row for each token and head, then K states of each head and sequence, the latest first.
@@ -137,10 +141,12 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
 }
 
 void shrink(const ggml_tensor * op, small_case & small) {
-    const sources of(op);
-    const int64_t sequences = shrink_inputs(op, small);
-    small.src[5].ne[3] = sequences;
-    small.result.ne[0] += of.S() * of.S() * of.heads() * sequences * op->op_params[0];
+    const int64_t times = shrink_inputs(op, small);
+    const int64_t S = small.src[2].ne[0], heads = small.src[2].ne[1], sequences = small.src[2].ne[3];
+    int64_t * const state = small.src[5].ne;
+    state[state[2] % times == 0 ? 2 : state[1] % times == 0 ? 1 : 0] /= times;
+    state[3] = sequences;
+    small.result.ne[0] += S * S * heads * sequences * op->op_params[0];
 }
 
 // GATED_DELTA_NET_REPLAY, an operation of the patched ggml: the states are rows of a memory. A row holds the states of all
@@ -223,15 +229,16 @@ bool replay_rows(const kernel_set & kernels, const task & task, ggml_tensor * op
 }
 
 void shrink_replay(const ggml_tensor * op, small_case & small) {
-    const int64_t sequences = shrink_inputs(op, small);
     const replay log(op);
+    const int64_t row = log.row / shrink_inputs(op, small), sequences = small.src[2].ne[3];
+    small.src[5].ne[0] = row;
     small.src[5].ne[1] = small.src[6].below = std::min<int64_t>(log.memory->ne[1], 3);
     small.src[7].below = log.n_log + 1;
     for (int i = 6; i < 8; i++) {
         small.src[i].ne[0] = sequences;
         std::fill(small.src[i].ne + 1, small.src[i].ne + 4, 1);
     }
-    small.result.ne[0] += log.row * sequences;
+    small.result.ne[0] += row * sequences;
 }
 
 }  // namespace

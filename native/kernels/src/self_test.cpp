@@ -97,9 +97,9 @@ std::vector<char> content_of(const ggml_tensor * t, const small_case::tensor & l
             content[i] = (char) (i % size == 0 ? 0 : i % size == 1 ? 0x24 : random.next());  // d is 1 / 64
         }
     } else {
-        // ggml takes milliseconds to quantize a row. Of types with blocks, some are quantized and lie in random order.
+        // ggml takes milliseconds to quantize some rows. Of types with blocks, a few are quantized, and lie in random order.
         const type_traits & type = *ggml().traits(t->type);
-        const int64_t blocks = rows * n / type.block_size, distinct = type.block_size == 1 ? blocks : std::min<int64_t>(blocks, 64);
+        const int64_t blocks = rows * n / type.block_size, distinct = type.block_size == 1 ? blocks : std::min<int64_t>(blocks, 16);
         std::vector<float> values(distinct * type.block_size);
         std::generate(values.begin(), values.end(), [&] { return random.between(like.low, like.high); });
         if (t->type == GGML_TYPE_F32) {
