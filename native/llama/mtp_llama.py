@@ -328,7 +328,8 @@ class MTPLlama(GeneratingModel):
         criteria = [lambda *_: nothing or self._model_lock.stopped, *(stopping_criteria or ())]
         record = None
         if logprobs is not None and (self._logits_all or not self._without_session):
-            record, logprobs = TokenLogprobs(logprobs, prompt=echo), None
+            threads = llama_cpp.llama_n_threads_batch(self._ctx.ctx)
+            record, logprobs = TokenLogprobs(logprobs, prompt=echo, threads=threads), None
         grammar, preserved = options.get("grammar"), frozenset[int]()
         if isinstance(grammar, AnswerSampling):
             preserved = self.single_tokens(grammar.rendered.preserved_tokens)
