@@ -11,7 +11,6 @@ set(MTP_HEAD_SOURCES
     src/error.cpp
     src/file_map.cpp
     src/logprobs.cpp
-    src/logprobs_api.cpp
     src/sequence_state.cpp
     src/session_file.cpp
     src/session_file_api.cpp

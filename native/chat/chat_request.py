@@ -29,6 +29,7 @@ class ChatRequest:
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        options = {name: value for name, value in options.items() if value is not None}
         for name in ("chat_template", "reasoning_format", "reasoning_budget_message"):
             if not isinstance(options.get(name), str | None):
                 raise MessagesError(f"{name}: expected text, found {options[name]!r:.80}")

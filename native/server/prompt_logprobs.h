@@ -2,12 +2,13 @@
 // Log-probabilities as in OpenAI's completions, also of the prompt's own tokens, which evaluation harnesses ask for (`echo`).
 // patches/ includes this file in tools/server.
 
-#include "../src/logprobs.h"
+#include "../include/mtp.h"
 #include "json.h"
 #include "llama.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,7 +35,10 @@ std::vector<prompt_token> prompt_tokens_after(const std::vector<const float *> &
     std::vector<double>      logprobs(ids.size());
     std::vector<llama_token> top_ids(ids.size() * n_top);
     std::vector<double>      top(ids.size() * n_top);
-    token_logprobs(rows.data(), ids.data(), (int) ids.size(), n_vocab, n_top, n_threads, logprobs.data(), top_ids.data(), top.data());
+    if (mtp_token_logprobs(rows.data(), ids.data(), (int32_t) ids.size(), n_vocab, n_top, n_threads, logprobs.data(), top_ids.data(),
+                           top.data()) != MTP_OK) {
+        throw std::runtime_error(mtp_last_error());
+    }
     std::vector<prompt_token> tokens;
     for (size_t i = 0; i < ids.size(); i++) {
         tokens.push_back({ text_of(ids[i]), true, logprobs[i], {} });

@@ -1,5 +1,7 @@
-#include "logprobs.h"
+// Log-probabilities of tokens, from rows of logits: for llama-server (server/prompt_logprobs.h) and for Python. A row takes about
+// as long as it takes to read it from memory.
 
+#include "error.h"
 #include "threads.h"
 
 #include <algorithm>
@@ -141,8 +143,7 @@ void find_top(const float * logits, int n, const std::vector<float> & maxima, si
     std::sort_heap(top.begin(), top.end(), likelier);
 }
 
-} // namespace
-
+// As mtp_token_logprobs.
 void token_logprobs(const float * const * rows, const int32_t * tokens, int n, int n_vocab, int n_top, int n_threads,
                     double * out, int32_t * out_top_ids, double * out_top) {
     struct Scratch { // nothing is allocated in threads, where it could not be reported
@@ -173,4 +174,31 @@ void token_logprobs(const float * const * rows, const int32_t * tokens, int n, i
     });
 }
 
+} // namespace
 } // namespace mtp
+
+using mtp::guard;
+using mtp::require;
+using mtp::require_range;
+
+mtp_status mtp_token_logprobs(const float * const * rows, const int32_t * tokens, int32_t n, int32_t n_vocab, int32_t n_top,
+                              int32_t n_threads, double * out, int32_t * out_top_ids, double * out_top) {
+    return guard([&] {
+        require_range(n, 0, INT32_MAX, "n");
+        require_range(n_vocab, 1, 1 << 30, "n_vocab");
+        require_range(n_top, 0, n_vocab, "n_top");
+        require_range(n_threads, 1, INT32_MAX, "n_threads");
+        for (int32_t i = 0; i < n; ++i) {
+            require(require(rows, "rows")[i], "rows");
+            require_range(require(tokens, "tokens")[i], 0, n_vocab - 1, "tokens");
+        }
+        if (n > 0) {
+            require(out, "out");
+        }
+        if (n > 0 && n_top > 0) {
+            require(out_top_ids, "out_top_ids");
+            require(out_top, "out_top");
+        }
+        mtp::token_logprobs(rows, tokens, n, n_vocab, n_top, n_threads, out, out_top_ids, out_top);
+    });
+}
