@@ -1,4 +1,4 @@
-"""What to convert instead of a checkpoint that cannot be: the ends of the refusals, with commands."""
+"""What to convert instead of a checkpoint that cannot be: the ends of refusals, with commands."""
 
 import re
 from collections.abc import Mapping

@@ -7,7 +7,6 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
-
 from mtp_gguf.gguf_tools.profile import FROM_TEXT
 
 from .._interrupts import DeferredInterrupts
