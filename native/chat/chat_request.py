@@ -70,6 +70,8 @@ class ChatRequest:
             for name, value in [*((name, given.pop(name)) for name in _READ), *more.items()]
             if value is not None
         } | checked
+        if isinstance(most := given["max_tokens"], float) and isfinite(most):
+            given["max_tokens"] = int(most)  # as the server reads it
         self.schema = response_schema(given.pop("response_format"))
         if self.schema is not None:
             self.layer["json_schema"] = self.schema

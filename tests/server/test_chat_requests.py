@@ -133,6 +133,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "several calls": {"tools": [TOOL], "parallel_tool_calls": True},
     "several tools": {"tools": [TOOL, tool(name="g", description="Go.")]},
     "no tool of two": {"tools": [TOOL, tool(name="g")], "tool_choice": "none"},
+    "a temperature of null": {"temperature": None, "top_k": 1, "seed": 1},
     "a biased token": {"logit_bias": {"40": 100}},
     "no bias": {"logit_bias": {}},
     "a penalty": {"presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -154,12 +155,12 @@ def schema(given: Any) -> dict[str, Any]:
 
 # What odd clients send for an option, which is no mistake.
 _ALL = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "max_completion_tokens", "logit_bias"),
+    *("top_p", "top_k", "min_p", "seed", "max_completion_tokens", "logit_bias", "model"),
     *("presence_penalty", "frequency_penalty", "repeat_penalty", "stream", "logprobs", "tools"),
     *("top_logprobs", "tool_choice", "chat_template_kwargs", "reasoning_effort", "functions"),
     *("reasoning_format", "reasoning_budget_tokens", "reasoning_budget_message", "truncation"),
     *("parallel_tool_calls", "add_generation_prompt", "continue_final_message", "grammar"),
-    *("user", "n", "metadata", "store", "stream_options", "service_tier", "model"),
+    *("user", "n", "metadata", "store", "stream_options", "service_tier"),
 )
 ODD: dict[str, list[Any]] = {
     **{name: [None] for name in _ALL},
