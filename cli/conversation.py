@@ -161,7 +161,7 @@ class Conversation:
 
     def _answer(self, asked: list["Message"], stopped: Callable[[], bool]) -> Iterator["Piece"]:
         began = perf_counter()
-        asked, prompt = self._fitting(asked)
+        prompt = self._fitting(asked)
         self._pictures = []
         self._chat.llm.set_seed(self._seed)
         self._seed = (self._seed + 1) % SEEDS  # so that /regen gives another answer
@@ -172,31 +172,21 @@ class Conversation:
                 yield piece
         finally:
             self._seconds += perf_counter() - began
-            self.messages = [*asked, {"role": "assistant", "content": "".join(text).strip()}]
+            answer = {"role": "assistant", "content": "".join(text).strip()}
+            self.messages = [*prompt.messages, answer]
 
-    def _fitting(self, asked: list["Message"]) -> tuple[list["Message"], "Prompt"]:
-        """Return the messages without the oldest, if they do not fit, and their prompt.
-
-        What remains then leaves a quarter of the context free, so that the next messages follow
-        what is evaluated, instead of removing more of its beginning each time.
-        """
+    def _fitting(self, asked: list["Message"]) -> "Prompt":
+        """Return the prompt of the messages, without the oldest turns if they do not fit."""
         from mtp_gguf.native.errors import ContextFullError  # noqa: PLC0415  (loads llama.cpp)
 
-        first, later = self._first(asked), self._later(asked)
-        most = None
-        while True:
-            try:
-                prompt = self._chat.prompt([*first, *later], most)
-                break
-            except ContextFullError as error:
-                if len(later) == 1:
-                    raise RequestError(f"{error}; shorten it, or raise --ctx") from None
-            later = later[2:]
-            most = self._chat.llm.n_ctx() * 3 // 4 if len(later) > 1 else None
-        if dropped := len(asked) - len(first) - len(later):
+        try:
+            prompt = self._chat.prompt(asked, max(self._most, 0))
+        except ContextFullError as error:
+            raise RequestError(f"{error}; shorten it, or raise --ctx") from None
+        if dropped := len(asked) - len(prompt.messages):
             note = f"the oldest {dropped} messages no longer fit the context"
             typer.echo(f"mtp-gguf: {note}", err=True)
-        return [*first, *later], prompt
+        return prompt
 
     def _first(self, messages: list["Message"]) -> list["Message"]:
         return [message for message in messages[:1] if message["role"] == "system"]

@@ -32,7 +32,7 @@ from .errors import (
 )
 from .libraries.layouts import UNDERSTOOD
 
-API_VERSION = 10
+API_VERSION = 11
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 
@@ -432,6 +432,10 @@ mtp_status mtp_suffix_index_match(const mtp_suffix_index * index, int64_t * out_
 mtp_status mtp_suffix_index_propose(const mtp_suffix_index * index, int32_t * out, int32_t n,
     int32_t * out_n);
 mtp_status mtp_suffix_index_bytes(const mtp_suffix_index * index, size_t * out);
+
+mtp_status mtp_token_logprobs(const float * const * rows, const int32_t * tokens, int32_t n,
+    int32_t n_vocab, int32_t n_top, int32_t n_threads, double * out, int32_t * out_top_ids, double
+    * out_top);
 """
 
 _SCALARS = {

@@ -10,6 +10,7 @@ set(MTP_HEAD_SOURCES
     src/drafter.cpp
     src/error.cpp
     src/file_map.cpp
+    src/logprobs.cpp
     src/sequence_state.cpp
     src/session_file.cpp
     src/session_file_api.cpp

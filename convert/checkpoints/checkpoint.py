@@ -12,6 +12,7 @@ from typing import Any
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.files.safetensors import (
     INDEX_NAME,
+    MERGE_ADAPTER,
     TORCH_INDEX_NAME,
     SafetensorsFile,
     StoredTensor,
@@ -26,6 +27,7 @@ from mtp_gguf.gguf_tools.hub.sources import FileSource, WeightSource, ggufs_in
 
 from .config import ConfigReader, is_whole
 from .json_files import read_json_object
+from .ways_out import original
 
 _OPENED_AT_ONCE = 8  # files of weights elsewhere
 LAYERS_KEY = "mtp_num_hidden_layers"
@@ -213,8 +215,7 @@ def open_checkpoint(
             if file.metadata.get("format") == "mlx":
                 raise CheckpointError(
                     f"{folder / name}: expected weights as transformers stores them, found those "
-                    "of MLX, which changes norms and convolutions; convert from the original "
-                    "checkpoint"
+                    f"of MLX, which changes norms and convolutions; {original(folder)}"
                 )
             for tensor in file.tensors.values():
                 if tensor.name in tensors:
@@ -264,8 +265,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         if (folder / "config.json").exists():
             found += " beside the model, which transformers would apply"
         raise CheckpointError(
-            f"{folder}: expected a whole model, {found}; merge it into its model first "
-            "(merge_and_unload of peft) and convert the result"
+            f"{folder}: expected a whole model, {found}; merge it into its model first and convert "
+            f"the result: {MERGE_ADAPTER}"
         )
     path = folder / "config.json"
     if not path.exists() and (found := unmerged(folder) or ggufs_in(folder).removeprefix("; ")):
@@ -284,7 +285,7 @@ def read_quantization(folder: Path, config: dict[str, Any]) -> Quantization | No
     if not isinstance(quantization, dict):
         raise CheckpointError(
             f"{where}: quantization_config: expected an object, found {quantization!r:.80}; "
-            "convert from the original 16-bit checkpoint"
+            f"{original(folder)}"
         )
     if not quantization and (folder / _QUANTO_NAME).exists():
         quantization = {"quant_method": "quanto"}

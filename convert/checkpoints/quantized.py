@@ -16,6 +16,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 
 from .checkpoint import PlacedTensor, Quantization, canonical_name
 from .config import is_whole
+from .ways_out import way_out
 from .weights import (
     PLAIN_DTYPES,
     GptqWeight,
@@ -140,15 +141,15 @@ def unsupported_reason(quantization: Quantization) -> str | None:
     try:
         _reader(config)
     except _UnsupportedError as error:
-        return (
+        refusal = (
             f"{quantization.where}: quantization_config: expected weights in 16 bits or in one of "
-            f"FP8, INT8, GPTQ, W4A16 or NVFP4, found {error}; convert from the original 16-bit "
-            f"checkpoint{_original(Path(quantization.where).parent)}"
-            f"{_OTHER_WAYS.get(config.text('quant_method'), '')}"
+            f"FP8, INT8, GPTQ, W4A16 or NVFP4, found {error}"
         )
     except CheckpointError as error:
-        return str(error)
-    return None
+        refusal = str(error)
+    else:
+        return None
+    return f"{refusal}; {way_out(Path(quantization.where).parent, config.text('quant_method'))}"
 
 
 def wants_16_bit_inputs(weight: Nvfp4Weight) -> bool:
@@ -195,19 +196,6 @@ def _reader(config: _Config) -> Finder:
     raise _UnsupportedError(
         f"{same}: {kind or 'no format'}" if same else f"quant_method {named!r:.60}"
     )
-
-
-def _original(folder: Path) -> str:
-    """The base model according to the model card, for the end of a sentence."""
-    import gguf  # noqa: PLC0415  (slow, and wanted only for a refusal)
-
-    try:
-        named = gguf.Metadata.load_model_card(folder).get("base_model")
-    except Exception:  # the YAML reader raises its own exceptions
-        return ""
-    named = named[0] if isinstance(named, list) and named else named
-    plain = isinstance(named, str) and named.count("/") == 1 and named.isprintable()
-    return f" ({named}, by its model card)" if plain else ""
 
 
 # --------------------------------------------------------------------------- the schemes
@@ -430,18 +418,3 @@ SCHEMES: tuple[Scheme, ...] = (
     Scheme("torchao", "torchao"),
     Scheme("VPTQ", "vptq"),
 )
-
-# What else makes a checkpoint that can be converted, by `quant_method`, for the end of a sentence;
-# tests/real_tools runs each of them.
-_OTHER_WAYS = {
-    "auto-round": ", or let AutoRound write the format auto_gptq",
-    "awq": ", or quantize that with GPTQModel",
-    "bitsandbytes": (
-        ', or from a copy in 16 bits: python -c "from transformers import AutoModelForCausalLM as '
-        "M; M.from_pretrained('FOLDER', dtype='bfloat16').dequantize().save_pretrained('COPY')\", "
-        "with the tokenizer's files beside it"
-    ),
-    _COMPRESSED: ", or let llm-compressor write W4A16, W8A16, FP8_DYNAMIC or NVFP4A16",
-    "gptq": ", or let GPTQModel write 4 or 8 bits",
-    "modelopt": ", or let ModelOpt write FP8_DEFAULT_CFG or NVFP4_DEFAULT_CFG",
-}

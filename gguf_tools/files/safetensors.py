@@ -52,6 +52,18 @@ TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 WEIGHT_PATTERNS = ("model*.safetensors", "mtp.safetensors")
 TORCH_PATTERN = "pytorch_model*.bin"
 _HQQ_NAME = "qmodel.pt"  # what the package hqq writes
+# Names under which weights are read, by the suffixes of others; and suffixes of what is not read.
+_RENAMED = {".safetensors": "model.safetensors"}
+_RENAMED |= dict.fromkeys((".bin", ".pt", ".pth", ".ckpt"), "pytorch_model.bin")
+_OTHER_PROGRAMS = (".h5", ".msgpack", ".npz", ".onnx", ".ot")
+
+# How refusals end: what to convert instead.
+FROM_ORIGINAL = "convert from the original 16-bit checkpoint: mtp-gguf convert OWNER/NAME"
+MERGE_ADAPTER = (
+    'python -c "from peft import AutoPeftModelForCausalLM as M; '
+    "M.from_pretrained('FOLDER').merge_and_unload().save_pretrained('MERGED')\", with the "
+    "tokenizer's files beside it"
+)
 _SHARD_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
 
 _FIELDS = ("dtype", "shape", "data_offsets")
@@ -98,20 +110,24 @@ def weight_files(folder: Path) -> list[str]:
 
 def no_weights(folder: Path) -> str:
     """An error message for a folder without supported weights: what it contains instead."""
-    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
-    found = unmerged(folder) or (f"only {others[0]}" if others else f"none{ggufs_in(folder)}")
+    others = sorted(p for p in folder.iterdir() if p.suffix in (*_RENAMED, *_OTHER_PROGRAMS))
+    found = unmerged(folder) or (_only(others[0]) if others else f"none{ggufs_in(folder)}")
     return f"{folder}: expected model.safetensors or {INDEX_NAME} with its shards, found {found}"
+
+
+def _only(path: Path) -> str:
+    if (name := _RENAMED.get(path.suffix)) is None:
+        return f"only {path.name}; {FROM_ORIGINAL}"
+    command = f"mv {quoted(path)} {quoted(path.with_name(name))}"
+    return f"only {path.name}; if it has the weights of the whole model: {command}"
 
 
 def unmerged(folder: Path) -> str | None:
     """Names weights that another tool must merge or convert, and the step; None without any."""
     if any(folder.glob("adapter_model.*")):
-        return (
-            "a LoRA adapter; merge it into its model first (peft: merge_and_unload, then "
-            "save_pretrained)"
-        )
+        return f"a LoRA adapter; merge it into its model first: {MERGE_ADAPTER}"
     if (folder / _HQQ_NAME).exists():
-        return f"{_HQQ_NAME}, weights in HQQ; convert from the original 16-bit checkpoint"
+        return f"{_HQQ_NAME}, weights in HQQ; {FROM_ORIGINAL}"
     if _found(folder, "*zero_pp_rank_*") or _found(folder, "mp_rank_*_model_states.pt"):
         script = quoted(folder / "zero_to_fp32.py")
         return (

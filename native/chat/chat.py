@@ -15,7 +15,7 @@ from ..errors import ContextFullError
 from ..llama.mtp_llama import MTPLlama
 from ..llama.sampling import Sampling
 from .chat_answer import ChatAnswer
-from .chat_layer import UNLIMITED, AnswerSampling, Rendered
+from .chat_layer import UNLIMITED, AnswerSampling, Rendered, available
 from .pictures import Pictures, has_pictures
 
 # OpenAI's: `role`, and `content` as a text or a list of parts.
@@ -37,10 +37,12 @@ class Prompt(NamedTuple):
     """A conversation as the model reads it.
 
     tokens: for `MTPLlama.generate`. rendered: the conversation as text, and how to read the answer.
+    messages: those that it has.
     """
 
     tokens: list[int]
     rendered: Rendered
+    messages: Sequence[Message]
 
 
 class Chat:
@@ -73,31 +75,40 @@ class Chat:
         self._variables = {} if thinking is None else {"enable_thinking": thinking}
         self._most_thinking = most_thinking
 
-    def prompt(self, messages: Sequence[Message], most: int | None = None) -> Prompt:
+    def prompt(self, messages: Sequence[Message], room: int | None = None) -> Prompt:
         """Return the prompt that ends where the answer begins; pictures are evaluated at once.
 
-        most: tokens that it has to be shorter than (default: the size of the context).
-        RequestError if the template refuses the messages; ContextFullError if they leave no room
-        for an answer.
+        room: leave out the oldest turns, as `truncation` of `create_chat_completion` does, if the
+        messages leave no room for an answer of so many tokens, or of any number if it is 0; None to
+        keep all. RequestError if the template refuses the messages; ContextFullError if they do not
+        fit the context.
         """
+        marked, more, pictures = messages, dict[str, Any](), self.pictures
         if has_pictures(messages):
-            if self.pictures is None:
+            if pictures is None:
                 raise RequestError(
                     f"{self.llm.model_path}: expected a vision tower for pictures, found none; "
                     "name its mmproj file"
                 )
-            _, tokens = self.pictures.prompt(messages, self._render)
+            marked, more["media"] = pictures.marked(messages)
+        if room is not None and available():
+            more |= {"truncation": "auto"} | ({"max_tokens": room} if room > 0 else {})
+        text = self._render(marked, **more)
+        first = [message for message in messages[:1] if message["role"] == "system"]
+        messages = [*first, *messages[len(first) + self._rendered.dropped_messages :]]
+        if pictures is not None and has_pictures(messages):
+            _, tokens = pictures.prompt(messages, self._render)
         else:
-            tokens = self.llm.tokenize(self._render(messages).encode(), special=True)
-        if len(tokens) >= (limit := most or self.llm.n_ctx()):
+            tokens = self.llm.tokenize(text.encode(), special=True)
+        if len(tokens) >= (limit := self.llm.n_ctx()):
             raise ContextFullError(
                 f"the message: expected fewer than {limit} tokens, found {len(tokens)}"
             )
-        return Prompt(tokens, self._rendered)
+        return Prompt(tokens, self._rendered, messages)
 
-    def _render(self, messages: Sequence[Message], /, **_: Any) -> str:
-        request = {"messages": messages, "chat_template_kwargs": self._variables}
-        self._rendered = self._template.render(request)
+    def _render(self, messages: Sequence[Message], /, **more: Any) -> str:
+        request = {"messages": messages, "chat_template_kwargs": self._variables, **more}
+        self._rendered = self._template.render(request, self.llm.model, self.llm.n_ctx())
         return self._rendered.prompt
 
     def answer(

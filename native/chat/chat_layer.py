@@ -111,7 +111,7 @@ class ChatTemplate:
         if self._formatter is not None:
             return self._render_text(request)
         try:
-            text = json.dumps(request, ensure_ascii=False)
+            text = json.dumps(request)
         except (TypeError, ValueError, RecursionError) as error:
             raise MessagesError(f"messages: expected values of JSON, found: {error}") from None
         size = c_size_t()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from inspect import signature
+from math import isfinite
 from typing import Any
 
 from ..errors import MessagesError, NativeError
@@ -16,19 +17,37 @@ _LAYER = (
     *("parallel_tool_calls", "reasoning_format", "reasoning_effort", "chat_template_kwargs"),
     *("add_generation_prompt", "continue_final_message", "truncation"),
 )
+# What it only checks.
+_SAMPLING = (
+    *("temperature", "top_p", "min_p", "typical_p", "top_k", "seed", "max_tokens", "stream"),
+    *("presence_penalty", "frequency_penalty", "repeat_penalty", "logit_bias", "logprobs"),
+    *("top_logprobs", "response_format"),
+)
+# OpenAI's, which change nothing here; the server ignores them, too.
+_IGNORED = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("verbosity", "prediction", "modalities", "stream_options", "web_search_options", "audio"),
+)
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class ChatRequest:
     """A chat completion that was asked for.
 
-    layer: the request as llama-server reads it. completion: arguments of `create_completion`.
+    layer: the request as llama-server reads and checks it. completion: for `create_completion`.
     template: the chat template to use instead of the model's. thinking_tokens: the most tokens of
     thinking. end: a text to end it with. schema: JSON schema of the answer, or None. must_call:
     whether the answer has to be a tool call. NativeError or MessagesError for malformed arguments.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        options = {
+            name: value
+            for name, value in options.items()
+            if (value is not None or name == "messages") and name not in _IGNORED
+        }
+        if (n := options.pop("n", 1)) != 1:
+            raise MessagesError(f"n: expected 1, or `mtp-gguf serve` for more, found {n!r:.80}")
         for name in ("chat_template", "reasoning_format", "reasoning_budget_message"):
             if not isinstance(options.get(name), str | None):
                 raise MessagesError(f"{name}: expected text, found {options[name]!r:.80}")
@@ -37,6 +56,11 @@ class ChatRequest:
         self.thinking_tokens = _budget(options.pop("reasoning_budget_tokens", None))
         self.end = options.pop("reasoning_budget_message", None) or ""
         bound = _SIGNATURE.bind(None, *args, **options)
+        checked = {
+            name: value
+            for name in _SAMPLING
+            if (value := bound.arguments.get(name)) is not None and not _is_special(value)
+        }
         bound.apply_defaults()
         given = dict(bound.arguments)
         del given["self"]
@@ -45,9 +69,9 @@ class ChatRequest:
             name: value
             for name, value in [*((name, given.pop(name)) for name in _READ), *more.items()]
             if value is not None
-        }
-        if "truncation" in self.layer and given["max_tokens"] is not None:
-            self.layer["max_tokens"] = given["max_tokens"]
+        } | checked
+        if isinstance(most := given["max_tokens"], float) and isfinite(most):
+            given["max_tokens"] = int(most)  # as the server reads it
         self.schema = response_schema(given.pop("response_format"))
         if self.schema is not None:
             self.layer["json_schema"] = self.schema
@@ -101,6 +125,13 @@ def _from_functions(functions: Any, call: Any) -> dict[str, Any]:
     if isinstance(call, Mapping):
         call = {"type": "function", "function": {"name": call.get("name")}}
     return {"tools": tools, "tool_choice": call}
+
+
+def _is_special(value: Any) -> bool:
+    """Whether this is a number that JSON lacks; a NumPy scalar is one, too."""
+    return not isinstance(value, int | str | list | dict) and not (
+        isinstance(value, float) and isfinite(value)
+    )
 
 
 def _budget(tokens: Any) -> int:

@@ -1,6 +1,7 @@
 """Prompts with pictures: llama_cpp's handler of vision towers evaluates them for a MTPLlama."""
 
 import base64
+import ctypes
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ class Pictures:
         # The last conversation up to the end of its last picture: `_digest`, and ids.
         self._known = ""
         self._ids: list[int] = []
+        self._sizes: dict[str, int] = {}  # tokens of pictures, by URL
 
     def read(self, path: Path) -> dict[str, Any]:
         """Return the picture in a file as a part of a message.
@@ -93,6 +95,35 @@ class Pictures:
         if ids[-len(tail) :] == tail:
             self._known, self._ids = known, ids[: -len(tail)]
         return text, ids
+
+    def marked(
+        self, messages: Sequence[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return messages with a marker in place of each picture, and `media` of mtp_chat.h."""
+        self._load()
+        marker = self._handler._mtmd_cpp.mtmd_default_marker().decode()
+        sizes = [*map(self._size, self._handler.get_image_urls(messages))]
+        marked = self._handler._get_template_messages(messages, marker)
+        return marked, {"marker": marker, "tokens": sizes}
+
+    def _size(self, url: str) -> int:
+        """Return how many tokens a picture has, which is not evaluated for it."""
+        if url not in self._sizes:
+            mtmd = self._handler._mtmd_cpp
+            bitmap = self._handler._create_bitmap_from_bytes(self._handler.load_image(url))
+            chunks = mtmd.mtmd_input_chunks_init()
+            try:
+                marker = mtmd.mtmd_default_marker()
+                text = mtmd.mtmd_input_text(text=marker, text_len=len(marker), parse_special=True)
+                bitmaps = (mtmd.mtmd_bitmap_p_ctypes * 1)(bitmap)
+                given = (chunks, ctypes.byref(text), bitmaps, 1)
+                if mtmd.mtmd_tokenize(self._handler.mtmd_ctx, *given):
+                    raise RequestError("a picture: llama.cpp cannot prepare it")
+                self._sizes[url] = mtmd.mtmd_helper_get_n_tokens(chunks)
+            finally:
+                mtmd.mtmd_input_chunks_free(chunks)
+                mtmd.mtmd_bitmap_free(bitmap)
+        return self._sizes[url]
 
     def record(self) -> dict[str, Any]:
         """Return what `restore` needs, as values that JSON holds."""

@@ -33,7 +33,7 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 10
+#define MTP_API_VERSION 11
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -787,6 +787,15 @@ MTP_API mtp_status mtp_tokenizer_fingerprint(const char * const * texts, int32_t
 
 /* Returns that of the session's model. */
 MTP_API mtp_status mtp_session_tokenizer(const mtp_session * session, uint64_t * out);
+
+/* ---- log-probabilities ---- */
+
+/* Computes the log-probability of each of n tokens by the logits in its row, and the n_top likeliest tokens of
+ * each row. rows: [n], pointers to n_vocab logits. out: [n]. out_top_ids, out_top: [n, n_top], the likeliest token
+ * first, of equal ones the lowest id; both unused if n_top is 0. n_threads share the rows. */
+MTP_API mtp_status mtp_token_logprobs(const float * const * rows, const int32_t * tokens, int32_t n, int32_t n_vocab,
+                                      int32_t n_top, int32_t n_threads, double * out, int32_t * out_top_ids,
+                                      double * out_top);
 
 #ifdef __cplusplus
 }

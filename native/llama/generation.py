@@ -7,8 +7,6 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from mtp_gguf.gguf_tools.profile import FROM_TEXT
 
 from .._interrupts import DeferredInterrupts
@@ -17,7 +15,7 @@ from ..errors import NativeError
 from ..runtime import llama_cpp
 from .evaluation import check_text
 from .loaded import LoadedModel, streaming
-from .logprobs import ROWS, TokenLogprobs
+from .logprobs import TokenLogprobs
 from .options import Options
 from .stored import StoringModel
 
@@ -180,10 +178,7 @@ class GeneratingModel(StoringModel):
                 at = self.n_tokens
                 self._decode(batch, all_logits=True)
                 following = tokens[at + 1 : at + 1 + len(batch)]
-                for first in range(0, len(following), ROWS):
-                    some = following[first : first + ROWS]
-                    rows = [self._logits(first + i) for i in range(len(some))]
-                    record.add_prompt(np.stack(rows), some)
+                record.add_prompt([*map(self._logits, range(len(following)))], following)
                 if self._model_lock.stopped:
                     return
 
@@ -265,9 +260,7 @@ class GeneratingModel(StoringModel):
         if record.wants_prompt and not record.prompt:
             ids = self.input_ids[: at + 1].tolist()
             record.begin_prompt(ids[0])
-            for first in range(0, at, ROWS):
-                some = slice(first, min(first + ROWS, at))
-                record.add_prompt(self.scores[some], ids[some.start + 1 : some.stop + 1])
+            record.add_prompt([*self.scores[:at]], ids[1:])
         record.add_generated(self.scores[at], token)
 
     def _drop_unread(self) -> None:

@@ -1,13 +1,14 @@
 """Log-probabilities of tokens, in the form of OpenAI's completions."""
 
 import codecs
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-ROWS = 32  # that `TokenLogprobs.add` takes at a time, so that copies stay small
+from .._bindings import check, library
 
 
 class Entry(NamedTuple):
@@ -22,11 +23,12 @@ class TokenLogprobs:
     """Collects the log-probabilities of a prompt's tokens and of those generated after it.
 
     top: how many of the likeliest tokens to keep for each. prompt: whether to collect the prompt's,
-    the first of which has none.
+    the first of which has none. threads: of the computation.
     """
 
-    def __init__(self, top: int, *, prompt: bool) -> None:
+    def __init__(self, top: int, *, prompt: bool, threads: int = 1) -> None:
         self._top = top
+        self._threads = threads
         self.wants_prompt = prompt
         self.prompt: list[Entry] = []
         self.generated: list[Entry] = []
@@ -35,33 +37,33 @@ class TokenLogprobs:
         """Take the first token, which follows nothing."""
         self.prompt.append(Entry(token, None, ()))
 
-    def add_prompt(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> None:
-        """Take tokens of the prompt; row i of the logits, [n, n_vocab], is that before token i."""
-        self.prompt += self._entries(logits, tokens)
+    def add_prompt(self, rows: Sequence[NDArray[np.float32]], tokens: Sequence[int]) -> None:
+        """Take tokens of the prompt; row i has the logits, [n_vocab], before token i."""
+        self.prompt += self._entries(rows, tokens)
 
     def add_generated(self, logits: NDArray[np.float32], token: int) -> None:
         """Take a token that was generated from these logits, [n_vocab]."""
-        self.generated += self._entries(logits[None], [token])
+        self.generated += self._entries([logits], [token])
 
-    def _entries(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> list[Entry]:
-        best = logits.max(axis=1)
-        total = np.exp(logits - best[:, None]).sum(axis=1, dtype=np.float64)
-        norms = best + np.log(total)
-        chosen = logits[np.arange(len(tokens)), tokens] - norms
-        entries = []
-        for row, norm, token, logprob in zip(logits, norms, tokens, chosen.tolist(), strict=True):
-            ids = _likeliest(row, min(self._top, len(row)))
-            top = zip(ids.tolist(), (row[ids] - norm).tolist(), strict=True)
-            entries.append(Entry(int(token), logprob, tuple(top)))
-        return entries
-
-
-def _likeliest(logits: NDArray[np.float32], n: int) -> NDArray[np.int64]:
-    """The ids of the `n` largest logits, the largest first."""
-    if n < 2:
-        return np.array([logits.argmax()] * n, np.int64)
-    ids = np.argpartition(logits, -n)[-n:]
-    return ids[np.argsort(-logits[ids], kind="stable")]
+    def _entries(self, rows: Sequence[NDArray[np.float32]], tokens: Sequence[int]) -> list[Entry]:
+        n, n_vocab = len(tokens), len(rows[0]) if rows else 1
+        top = min(self._top, n_vocab)
+        floats = ctypes.POINTER(ctypes.c_float)
+        logprobs = (ctypes.c_double * n)()
+        top_ids, top_logprobs = (ctypes.c_int32 * (n * top))(), (ctypes.c_double * (n * top))()
+        check(
+            library().mtp_token_logprobs(
+                (floats * n)(*(row.ctypes.data_as(floats) for row in rows)),
+                (ctypes.c_int32 * n)(*tokens),
+                *(n, n_vocab, top, self._threads),
+                *(logprobs, top_ids, top_logprobs),
+            )
+        )
+        likeliest = [*zip(top_ids, top_logprobs, strict=True)]
+        return [
+            Entry(int(token), logprob, tuple(likeliest[i * top : (i + 1) * top]))
+            for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True))
+        ]
 
 
 def completion_logprobs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -238,7 +239,7 @@ class MTPLlama(GeneratingModel):
                 rendered = self._rendered(request.template, layer)
             sampling = AnswerSampling(rendered, request.thinking_tokens, request.end)
             sampling.check(self._model.model)
-            given = request.completion
+            given = {**request.completion, "logit_bias": self._biases(request.layer)}
             answer = ChatAnswer(rendered, function)
             completion: Any = self.create_completion(
                 prompt=tokens,
@@ -274,6 +275,22 @@ class MTPLlama(GeneratingModel):
         """Return a rendered conversation and its tokens."""
         rendered = self._rendered(request.template, request.layer)
         return rendered, self.tokenize(rendered.prompt.encode(), add_bos=False, special=True)
+
+    def _biases(self, layer: dict[str, Any]) -> dict[int, float] | None:
+        """Return the biases of a request that was checked, by token, as llama-server reads them."""
+        given, found = layer.get("logit_bias"), dict[int, float]()
+        if given is None:
+            return None
+        for key, value in given.items() if isinstance(given, dict) else given:
+            if value is True:
+                continue
+            try:
+                tokens = [int(key)]
+            except ValueError:
+                tokens = self.tokenize(key.encode(), add_bos=False)
+            bias = -math.inf if value is False else float(value)
+            found |= {token: bias for token in tokens if 0 <= token < self._n_vocab}
+        return found
 
     def _rendered(self, template: str | None, layer: dict[str, Any]) -> Rendered:
         return self.chat_template(template).render(layer, self._model.model, self.n_ctx())
@@ -328,7 +345,8 @@ class MTPLlama(GeneratingModel):
         criteria = [lambda *_: nothing or self._model_lock.stopped, *(stopping_criteria or ())]
         record = None
         if logprobs is not None and (self._logits_all or not self._without_session):
-            record, logprobs = TokenLogprobs(logprobs, prompt=echo), None
+            threads = llama_cpp.llama_n_threads_batch(self._ctx.ctx)
+            record, logprobs = TokenLogprobs(logprobs, prompt=echo, threads=threads), None
         grammar, preserved = options.get("grammar"), frozenset[int]()
         if isinstance(grammar, AnswerSampling):
             preserved = self.single_tokens(grammar.rendered.preserved_tokens)

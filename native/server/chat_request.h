@@ -32,7 +32,9 @@ inline void check_optional(const std::string & where, common_json & object, cons
                            const char * expected) {
     const common_json value = member(object, key);
     if (value.is_null()) {
-        object.erase(key);
+        if (object.is_object()) {
+            object.erase(key);
+        }
     } else if (!(value.*is_right)()) {
         refuse(where.empty() ? key : where + "." + key, expected, value);
     }
@@ -48,6 +50,7 @@ inline void check_tool_calls(const std::string & where, common_json & calls) {
         if (!member(member(call, "function"), "name").is_string()) {
             refuse(element(where, i), "a function with a name", call);
         }
+        check_optional(element(where, i), call, "id", &common_json::is_string, "text");
         call["type"]             = "function";
         common_json & function   = call["function"];
         const common_json given  = member(function, "arguments");
@@ -131,11 +134,68 @@ inline void check_tools(common_json & body) {
     }
 }
 
+// What is sampled from.
+inline void check_sampling(common_json & body) {
+    for (const char * key : { "temperature", "top_p", "min_p", "typical_p", "top_k", "presence_penalty", "frequency_penalty",
+                              "repeat_penalty", "seed", "max_tokens", "max_completion_tokens", "reasoning_budget_tokens" }) {
+        check_optional("", body, key, &common_json::is_number, "a number");
+    }
+    for (const char * key : { "max_tokens", "max_completion_tokens", "reasoning_budget_tokens" }) {
+        const common_json most = member(body, key);
+        if (most.is_number() && !(most.get<double>() >= -1 && most.get<double>() < 2147483648.0)) {
+            refuse(key, "a number of tokens, or -1 for no limit", most);
+        }
+    }
+    const common_json penalty = member(body, "repeat_penalty");
+    if (penalty.is_number() && !(penalty.get<double>() > 0)) {
+        refuse("repeat_penalty", "a number above 0", penalty);
+    }
+    const common_json logprobs = member(body, "logprobs");
+    if (!logprobs.is_null() && !logprobs.is_boolean() && !logprobs.is_number()) {
+        refuse("logprobs", "true or false", logprobs);
+    }
+    const common_json top = member(body, "top_logprobs");
+    if (!top.is_null() && (!top.is_number() || (logprobs.is_boolean() && !logprobs.get<bool>()) || logprobs.is_null())) {
+        refuse("top_logprobs", "a number, and logprobs of true beside it", top);
+    }
+    const common_json bias  = member(body, "logit_bias");
+    const auto        right = [](const common_json & value) { return value.is_number() || value.is_boolean(); };
+    bool              all   = bias.is_null() || bias.is_object() || bias.is_array();
+    if (bias.is_object()) {
+        for (const auto & item : bias.items()) {
+            all = all && right(item.value());
+        }
+    }
+    for (size_t i = 0; bias.is_array() && i < bias.size(); i++) { // llama.cpp's form
+        const common_json pair = bias.at(i);
+        all = all && pair.is_array() && pair.size() == 2 && (pair.at(0).is_number() || pair.at(0).is_string()) && right(pair.at(1));
+    }
+    if (!all) {
+        refuse("logit_bias", "numbers by token", bias);
+    }
+}
+
+// A format that is not one would be ignored, and the client would take any text for an answer in it.
+inline void check_response_format(common_json & body) {
+    check_optional("", body, "response_format", &common_json::is_object, "an object");
+    const common_json format = member(body, "response_format");
+    const common_json type   = member(format, "type");
+    const std::string word   = type.is_string() ? type.get<std::string>() : "";
+    const bool        named  = word == "text" || word == "json_object" || word == "json_schema";
+    if (!format.is_null() && (!named || (word == "json_schema" && !member(format, "json_schema").is_object()))) {
+        refuse("response_format", "type text, json_object, or json_schema with an object `json_schema`", format);
+    }
+}
+
 // Options whose mistakes llama.cpp would pass over, or answer as its own.
 inline void check_options(common_json & body) {
     check_optional("", body, "chat_template_kwargs", &common_json::is_object, "an object");
     check_optional("", body, "reasoning_effort", &common_json::is_string, "text");
     check_optional("", body, "reasoning_format", &common_json::is_string, "text");
+    check_optional("", body, "reasoning_budget_message", &common_json::is_string, "text");
+    check_optional("", body, "stream", &common_json::is_boolean, "true or false");
+    common_json arguments = member(body, "chat_template_kwargs");
+    check_optional("chat_template_kwargs", arguments, "enable_thinking", &common_json::is_boolean, "true or false");
     const common_json format = member(body, "reasoning_format");
     try {
         common_reasoning_format_from_name(format.is_null() ? "none" : format.get<std::string>());
@@ -189,6 +249,8 @@ inline void check_chat_request(common_json & body) {
         }
     }
     check_tools(body);
+    check_sampling(body);
+    check_response_format(body);
     check_options(body);
 }
 

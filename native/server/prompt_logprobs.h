@@ -2,14 +2,13 @@
 // Log-probabilities as in OpenAI's completions, also of the prompt's own tokens, which evaluation harnesses ask for (`echo`).
 // patches/ includes this file in tools/server.
 
+#include "../include/mtp.h"
 #include "json.h"
 #include "llama.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <numeric>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,55 +27,26 @@ struct prompt_token {
     std::vector<std::pair<std::string, double>> top; // the likeliest tokens in its place, the likeliest first
 };
 
-// The logarithm of the sum of exp(logits[i]). The exponentials are computed to the last bits of a float, in blocks, since a call of
-// exp for each token of a large vocabulary would take as long as reading the prompt.
-inline double log_sum_exp(const float * logits, size_t n) {
-    constexpr size_t block = 256;
-    const float      best  = *std::max_element(logits, logits + n);
-    double           sum   = 0;
-    for (size_t first = 0; first < n; first += block) {
-        const size_t size = std::min(block, n - first);
-        float        terms[block] = {};
-        for (size_t i = 0; i < size; i++) {
-            // exp(x) = 2^whole * exp(rest) with |rest| <= ln(2) / 2, by a polynomial
-            const float   x     = std::max(-87.0f, logits[first + i] - best); // also of a NaN
-            const int32_t whole = (int32_t) (x * 1.44269504f - 0.5f);
-            const float   rest  = (x - (float) whole * 0.693359375f) + (float) whole * 2.12194440e-4f;
-            float         value = 1 / 5040.0f;
-            for (const float factor : { 1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f }) {
-                value = value * rest + factor;
-            }
-            const int32_t bits = (whole + 127) << 23;
-            float         power;
-            std::memcpy(&power, &bits, sizeof(power));
-            terms[i] = value * power;
-        }
-        for (size_t half = block / 2; half > 0; half /= 2) {
-            for (size_t i = 0; i < half; i++) {
-                terms[i] += terms[i + half];
-            }
-        }
-        sum += terms[0];
-    }
-    return best + std::log(sum);
-}
-
-// The token `id` in a place where the model gave `logits` to the vocabulary's tokens, and the `n_top` likeliest ones there.
+// The tokens `ids` in places where the model gave `rows` of logits to the vocabulary's tokens, and the n_top likeliest ones there.
 template <typename Text>
-prompt_token prompt_token_after(const float * logits, size_t n_vocab, llama_token id, size_t n_top, const Text & text_of) {
-    const double norm = log_sum_exp(logits, n_vocab);
-    prompt_token token = { text_of(id), true, logits[id] - norm, {} };
-    const auto   add   = [&](llama_token top) { token.top.emplace_back(text_of(top), logits[top] - norm); };
+std::vector<prompt_token> prompt_tokens_after(const std::vector<const float *> & rows, const std::vector<llama_token> & ids,
+                                              int n_vocab, int n_top, int n_threads, const Text & text_of) {
     n_top = std::min(n_top, n_vocab);
-    if (n_top == 1) {
-        add((llama_token) (std::max_element(logits, logits + n_vocab) - logits));
-    } else if (n_top > 1) {
-        std::vector<llama_token> ids(n_vocab);
-        std::iota(ids.begin(), ids.end(), 0);
-        std::partial_sort(ids.begin(), ids.begin() + n_top, ids.end(), [&](llama_token a, llama_token b) { return logits[a] > logits[b]; });
-        std::for_each(ids.begin(), ids.begin() + n_top, add);
+    std::vector<double>      logprobs(ids.size());
+    std::vector<llama_token> top_ids(ids.size() * n_top);
+    std::vector<double>      top(ids.size() * n_top);
+    if (mtp_token_logprobs(rows.data(), ids.data(), (int32_t) ids.size(), n_vocab, n_top, n_threads, logprobs.data(), top_ids.data(),
+                           top.data()) != MTP_OK) {
+        throw std::runtime_error(mtp_last_error());
     }
-    return token;
+    std::vector<prompt_token> tokens;
+    for (size_t i = 0; i < ids.size(); i++) {
+        tokens.push_back({ text_of(ids[i]), true, logprobs[i], {} });
+        for (size_t j = i * n_top; j < (i + 1) * n_top; j++) {
+            tokens.back().top.emplace_back(text_of(top_ids[j]), top[j]);
+        }
+    }
+    return tokens;
 }
 
 // Take the whole characters from the beginning of `bytes`, which keeps the beginning of another one. Other bytes are dropped.

@@ -117,7 +117,7 @@ class TestNames:
         """mlx-lm writes this mark, and changes norms and convolutions of the model."""
         mark = {"__metadata__": {"format": "mlx"}}
         edit_header(broken / "model.safetensors", lambda header: header.update(mark))
-        refuse(broken, output, "model.safetensors", "MLX", "the original checkpoint")
+        refuse(broken, output, "model.safetensors", "MLX", "from the original")
 
     def test_of_a_tied_output_alone(self, models: Models, tmp_path: Path, output: Path) -> None:
         spec = replace(TINY, name="tied", tied=True)

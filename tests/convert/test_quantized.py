@@ -106,24 +106,6 @@ def test_variants_that_are_not_converted(
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        ("auto-round", "let AutoRound write the format auto_gptq"),
-        ("awq", "quantize that with GPTQModel"),
-        ("bitsandbytes", ".dequantize().save_pretrained('COPY')"),
-        ("compressed-tensors", "let llm-compressor write W4A16"),
-        ("gptq", "let GPTQModel write 4 or 8 bits"),
-        ("modelopt", "let ModelOpt write FP8_DEFAULT_CFG"),
-    ],
-)
-def test_what_can_be_converted_instead(
-    method: str, words: str, models: Models, tmp_path: Path, output: Path
-) -> None:
-    model = as_other_scheme(models.copy(quantized("gptq-4"), tmp_path), method)
-    refuse(model, output, "16-bit checkpoint, or", words)
-
-
-@pytest.mark.parametrize(
     ("layout", "change", "words"),
     [
         ("compressed-w4a16", {"num_bits": 16}, ("num_bits", "2 to 8")),

@@ -271,17 +271,23 @@ def test_prompts_of_tokens_that_do_not_exist(demo: Path, token: int) -> None:
         assert complete(llm)["choices"] == want["choices"]
 
 
-def test_values() -> None:
-    """Against numbers in double precision, from logits of any size."""
-    logits = np.random.default_rng(1).normal(0, 30, (5, 1000)).astype(np.float32) + 500
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("top", [0, 1, 4, 50_000])
+@pytest.mark.parametrize("size", [1, 15, 1000, 1024, 1025, 40_000])
+def test_values(size: int, top: int, threads: int) -> None:
+    """Against numbers in double precision, from logits of any size; equal ones in their order."""
+    logits = np.random.default_rng(size).normal(0, 30, (5, size)).astype(np.float32) + 500
+    logits[1, size // 2 :] = logits[1, size // 2]
+    logits[2, :-1] = -np.inf
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
     want = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
-    record = TokenLogprobs(4, prompt=True)
-    record.add_prompt(logits, [7, 8, 9, 10, 11])
-    for row, (entry, token) in enumerate(zip(record.prompt, range(7, 12), strict=True)):
+    tokens = [(7 + i) % size for i in range(5)]
+    record = TokenLogprobs(top, prompt=True, threads=threads)
+    record.add_prompt([*logits], tokens)
+    for row, (entry, token) in enumerate(zip(record.prompt, tokens, strict=True)):
         assert entry.token == token
-        assert entry.logprob == pytest.approx(want[row, token], abs=1e-3)
-        order = np.argsort(-want[row])[:4]
+        assert entry.logprob == pytest.approx(want[row, token], abs=1e-4)
+        order = np.argsort(-logits[row], kind="stable")[:top]
         assert [i for i, _ in entry.top] == order.tolist()
-        assert [p for _, p in entry.top] == pytest.approx(want[row, order].tolist(), abs=1e-3)
+        assert [p for _, p in entry.top] == pytest.approx(want[row, order].tolist(), abs=1e-4)

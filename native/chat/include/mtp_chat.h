@@ -49,7 +49,8 @@ MTP_CHAT_API void            mtp_chat_close(mtp_chat * chat);
  * `prompt`, `grammar`, `grammar_lazy`, `grammar_triggers`, `stops`, `preserved_tokens`, `generation_prompt`,
  * `thinking_start_tag`, `thinking_end_tags`, `dropped_messages`, and what mtp_chat_answer_open reads.
  * model, n_ctx: with a `truncation` of "auto", the oldest turns are left out if the model's tokens of the conversation
- * do not fit a context of n_ctx (server/old_turns.h). */
+ * do not fit a context of n_ctx (server/old_turns.h). Pictures, which are markers in the texts, are counted with
+ * `media`, an object with the `marker` and the number of `tokens` of each picture. */
 MTP_CHAT_API mtp_chat_status mtp_chat_render(mtp_chat * chat, const char * request, const struct llama_model * model,
                                              size_t n_ctx, size_t * size);
 

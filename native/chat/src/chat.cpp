@@ -163,6 +163,20 @@ json render(mtp_chat * chat, json & request) {
     return rendered;
 }
 
+// The tokens of a rendered conversation. Each of its pictures is a marker there; `media` says which one, and how many tokens each
+// picture of the whole conversation has, of which the last ones remain.
+size_t count_tokens(const llama_model * model, const std::string & prompt, const json & media) {
+    size_t n = common_tokenize(llama_model_get_vocab(model), prompt, false, true).size();
+    if (media.is_object()) {
+        const std::string marker = media.at("marker").get<std::string>();
+        size_t            end    = prompt.size();
+        for (size_t i = media.at("tokens").size(); i > 0 && end > 0 && (end = prompt.rfind(marker, end - 1)) != std::string::npos; i--) {
+            n += media.at("tokens").at(i - 1).get<size_t>();
+        }
+    }
+    return n;
+}
+
 std::string random_id() {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
     std::random_device random;
@@ -248,8 +262,7 @@ mtp_chat_status mtp_chat_render(mtp_chat * chat, const char * text, const llama_
         const jinja::limits::level within;
         json                       request = json::parse(text);
         mtp::drop_old_turns(request, n_ctx, [&](json given) {
-            const std::string prompt = render(chat, given).at("prompt").get<std::string>();
-            return common_tokenize(llama_model_get_vocab(model), prompt, false, true).size();
+            return count_tokens(model, render(chat, given).at("prompt").get<std::string>(), mtp::member(given, "media"));
         });
         chat->result = render(chat, request).dump();
         *size        = chat->result.size();

@@ -1,12 +1,11 @@
 #include "head/weights.h"
 
 #include "error.h"
+#include "threads.h"
 
 #include <algorithm>
 #include <cctype>
 #include <cstring>
-#include <exception>
-#include <thread>
 
 namespace mtp {
 
@@ -102,18 +101,8 @@ static void set_quantized(ggml_tensor * tensor, const StoredTensor & stored, int
         ggml_quantize_chunk(tensor->type, values, rows.data() + size_t(thread * part) * row_bytes, 0, n, width, nullptr);
     };
     for (int64_t first = 0; first < n_rows; first += part * n_threads) {
-        std::vector<std::thread> others;
-        for (int64_t i = 1; i < n_threads && first + i * part < n_rows; ++i) {
-            try {
-                others.emplace_back(quantize, first + i * part, i);
-            } catch (const std::exception &) { // no more threads can be had
-                quantize(first + i * part, i);
-            }
-        }
-        quantize(first, 0);
-        for (std::thread & other : others) {
-            other.join();
-        }
+        const int n_parts = int(std::min<int64_t>(n_threads, (n_rows - first + part - 1) / part));
+        in_threads(n_parts, [&](int i) { quantize(first + i * part, i); });
         const int64_t n = std::min(part * n_threads, n_rows - first);
         ggml_backend_tensor_set(tensor, rows.data(), size_t(first) * row_bytes, size_t(n) * row_bytes);
     }
