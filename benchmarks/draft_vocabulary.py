@@ -108,7 +108,7 @@ class List:
         self.seen[token] = None
         n = self.ranked or FIRST_RANKED
         if self.ranked:
-            n += n // 4
+            n += n // 2
         if self.likeness and len(self.seen) == n:
             self.ranked = n
             scores = self.likeness.scores(list(self.seen))
@@ -195,7 +195,7 @@ def main() -> None:
                 lists = [
                     List(made[size], text, like, likeness)
                     for size in SIZES
-                    for text, like in ((0, 0), (options.ring, 0), (options.ring, size // 2))
+                    for text, like in ((0, 0), (options.ring, 0), (options.ring, size * 3 // 8))
                 ]
                 counts += accepted(model, tokens, options.skip, lists)
                 total += len(tokens) - 1 - options.skip

@@ -6,14 +6,14 @@
 
 namespace mtp {
 
-// By how many additions the likeliest tokens are found: so many, and each time a quarter more, so that the rows
-// of a long text are seldom replaced.
+// By how many additions the likeliest tokens are found: so many, and each time half as many more, so that the
+// rows of a long text are seldom replaced.
 static const size_t FIRST_RANKED = 32;
 
 static size_t n_ranked(size_t n_additions) {
     size_t n = n_additions < FIRST_RANKED ? 0 : FIRST_RANKED;
-    while (n > 0 && n + n / 4 <= n_additions) {
-        n += n / 4;
+    while (n > 0 && n + n / 2 <= n_additions) {
+        n += n / 2;
     }
     return n;
 }
