@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 DEPTH = 3
 SIZE = 120
 RING = SIZE // 4
+LIKE = SIZE * 3 // 8
 
 
 @contextmanager
@@ -70,7 +71,7 @@ def test_a_list_is_made_of_the_special_tokens_and_then_by_id(models: Models) -> 
     assert required[0] > SIZE
     states = np.random.default_rng(4).standard_normal((3, 256)).astype(np.float32)
     with Head(path, fastmtp_size=SIZE) as head, Head(path, fastmtp_size=-1) as whole:
-        assert (head.layout, head.n_draft_vocab, head.n_ring) == ("made", SIZE, RING + SIZE * 3 // 8)
+        assert (head.layout, head.n_draft_vocab, head.n_ring) == ("made", SIZE, RING + LIKE)
         assert (whole.layout, whole.n_ring) == ("none", 0)
         ids = head.draft_ids()
         assert ids.tolist() == rank_by_id(required, head.n_vocab, SIZE).ids.tolist()
@@ -234,7 +235,7 @@ def test_the_oldest_tokens_make_room(dial: Dial) -> None:
         session.step(prompt[0], 1)  # which is read again
         ids = head.draft_ids().tolist()
         assert len(set(ids)) == SIZE
-        assert set(prompt[RING + 1 :]) | {prompt[0]} <= set(ids[SIZE - RING - SIZE * 3 // 8 :])
+        assert set(prompt[RING + 1 :]) | {prompt[0]} <= set(ids[SIZE - RING - LIKE :])
         assert not set(prompt[1 : RING + 1]) <= set(ids)
 
 
