@@ -16,7 +16,6 @@ import numpy as np
 from mtp_gguf.gguf_tools.doctor import Diagnosis, Severity
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.heads.draft_list import read_draft_list
-from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.native.libraries.devices import devices
@@ -61,10 +60,10 @@ class Measured:
     """What running the model has shown.
 
     drafting: acceptance by position in greedy text, and the speed that it gives. first: acceptance
-    of first drafts on the text; whole: without the draft vocabulary, None if there is none.
-    at_temperature: the same, sampled at `temperature`. covered: share of the text's tokens in the
-    draft vocabulary. markers: special tokens of the chat template that the vocabulary does not have
-    as one token. gpus: devices besides CPUs.
+    of first drafts on the text; whole: over the whole vocabulary, None if nothing else can be
+    drafted over. at_temperature: the same, sampled at `temperature`. covered: share of the text's
+    tokens in the file's draft vocabulary, None if it has none. markers: special tokens of the chat
+    template that the vocabulary does not have as one token. gpus: devices besides CPUs.
     """
 
     drafting: Drafting
@@ -182,8 +181,9 @@ def measure(model: BenchModel, head: Model, text: str, temperature: float) -> Me
     if stored is not None:
         listed = set(stored.ids)
         covered = sum(token in listed for token in tokens) / len(tokens)
-        if stored.header.layout is DraftLayout.IDS:
-            whole, _ = _accepted(model, tokens, temperature, -1)
+    in_use = head.report.in_use
+    if in_use is not None and in_use.gathered:
+        whole, _ = _accepted(model, tokens, temperature, -1)
     count = min(max(len(tokens) // _WINDOW, 1), _WINDOWS)
     width = min(_WINDOW, len(tokens))
     windows = np.array(tokens[: count * width], np.int32).reshape(count, width)
@@ -265,16 +265,18 @@ def causes(
 
 def _of_vocabulary(head: Model, measured: Measured) -> Iterator[Cause]:
     covered, whole = measured.covered, measured.whole
-    if covered is None:
-        return
     lost = 0.0 if whole is None else whole - measured.first
-    if lost <= _LOST and covered >= _COVERED:
+    if lost <= _LOST and (covered is None or covered >= _COVERED):
         return
-    without = "" if whole is None else f", {whole:.0%} without the draft vocabulary"
+    without = "" if whole is None else f", {whole:.0%} over the whole vocabulary"
+    list_ = (
+        "the draft vocabulary was chosen by id when the file was loaded"
+        if covered is None
+        else f"the draft vocabulary has {covered:.0%} of the text's tokens"
+    )
     yield Cause(
         "draft-vocabulary",
-        f"the draft vocabulary has {covered:.0%} of the text's tokens; first drafts are accepted "
-        f"{measured.first:.0%}{without}",
+        f"{list_}; first drafts are accepted {measured.first:.0%}{without}",
         {"covered": covered, "acceptance": measured.first, "without_list": whole},
         f"mtp-gguf fastmtp add {quoted(head.path)} --corpus FILES --in-place",
     )

@@ -124,8 +124,11 @@ SHAPES: dict[str, Spec] = {
 
 
 def cycle_of(spec: Spec) -> NDArray[np.int64]:
-    """Return the cycle that the trunk repeats; even small draft vocabularies have its tokens."""
-    usable = min(spec.vocab_size, 30_000) * 3 // 4
+    """Return the cycle that the trunk repeats; even small draft vocabularies have its tokens.
+
+    So have those that are made at load, although much of them follows the text.
+    """
+    usable = min(spec.vocab_size, 18_000) * 3 // 4
     return np.random.default_rng(SEED).permutation(usable)
 
 

@@ -166,7 +166,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a piece [1024]")
     parser.add_argument("--pieces", type=int, default=2, help="pieces of each text [2]")
     parser.add_argument("--ring", type=int, default=2048, help="ids for the text [2048]")
-    parser.add_argument("--like", type=int, default=8192, help="ids for those like it [8192]")
     options = parser.parse_args()
     with open_model(options.model) as file:
         required, n_vocab = required_ids(file), file.vocabulary_size or 0
@@ -193,9 +192,10 @@ def main() -> None:
             step = max((len(ids) - options.tokens) // max(options.pieces - 1, 1), 1)
             for piece in range(options.pieces):
                 tokens = ids[piece * step :][: options.tokens]
-                ends = ((0, 0), (options.ring, 0), (options.ring, options.like))
                 lists = [
-                    List(made[size], end[0], end[1], likeness) for size in SIZES for end in ends
+                    List(made[size], text, like, likeness)
+                    for size in SIZES
+                    for text, like in ((0, 0), (options.ring, 0), (options.ring, size * 3 // 8))
                 ]
                 counts += accepted(model, tokens, options.skip, lists)
                 total += len(tokens) - 1 - options.skip

@@ -23,9 +23,9 @@ EMBEDDING_TENSOR = "token_embd.weight"
 _DEFAULT_SIZE = 32768
 # What our runtime does when it loads a file (native/src/head/draft_vocabulary.cpp): it makes a list
 # for a vocabulary of at least this size. At the end of a list so many ids, or a quarter, are
-# replaced by tokens of the text, and so many more in a made list by others that are like them.
+# replaced by tokens of the text, and three eighths of a made list by others that are like them.
 _LEAST_VOCABULARY = 32768
-_RING, _LIKE_RING = 2048, 8192
+_RING = 2048
 
 
 class DraftLayout(str, Enum):
@@ -92,7 +92,7 @@ def draft_in_use(draft: StoredDraftVocabulary | None, n_vocab: int) -> DraftInUs
     if n_vocab < _LEAST_VOCABULARY:
         return None
     size = default_size(n_vocab, 0)
-    return DraftInUse(size, sum(min(ring, size // 4) for ring in (_RING, _LIKE_RING)), None)
+    return DraftInUse(size, min(_RING, size // 4) + size * 3 // 8, None)
 
 
 def find_draft_vocabulary(

@@ -131,9 +131,9 @@ typedef struct mtp_head_params {
                               * below 131,072, and none below 32,768 */
     int32_t n_ring;          /* ids at the end of the draft vocabulary that sessions replace by tokens
                               * of the text as these appear, at most a quarter of it; 0: 2,048; -1:
-                              * none. In a list that was made when the file was loaded, 8,192 more,
-                              * or another quarter, by other tokens that are like them. Always none
-                              * if the file has only the rows of its list */
+                              * none. Three eighths of a list that was made when the file was
+                              * loaded are replaced, too, by other tokens that are like them.
+                              * Always none if the file has only the rows of its list */
     const struct ggml_tensor * embedding; /* token embeddings and output matrix of the loaded trunk */
     const struct ggml_tensor * output;    /* (mtp_model_matrix), or NULL. A head that drafts from the full
                               * vocabulary uses them where they are, if that is its device, a GPU, in

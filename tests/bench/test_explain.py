@@ -17,6 +17,7 @@ from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.model import Metadata, open_model
+from support.checkpoints import SPECS
 from support.commands import check_refusal, invoke, succeed
 from support.gguf_files import edited
 from support.models import Models
@@ -128,6 +129,23 @@ def test_a_vocabulary_without_the_texts_tokens(models: Models, tmp_path: Path) -
     command = shlex.split(cause["fix"].replace("FILES", str(words)))
     succeed(*command[1:])
     assert explained(path, "--text", words)["measured"]["covered"] == 1
+
+
+def test_a_list_that_is_made_at_load(models: Models) -> None:
+    """Compared with the whole vocabulary, as one in the file is."""
+    spec = replace(SPECS["dense-tied"], name="large", hidden=64, vocab_size=32_768)
+    path = models.gguf(spec, "Q8_0", "F16")
+    found = explained(path)["measured"]
+    assert found["covered"] is None
+    assert found["whole"] is not None
+    [cause] = of(path, replace(PAYS, whole=0.95), Usage(0))
+    assert cause.code == "draft-vocabulary"
+    assert cause.text == (
+        "the draft vocabulary was chosen by id when the file was loaded; first drafts are accepted "
+        "80%, 95% over the whole vocabulary"
+    )
+    assert cause.fix.startswith("mtp-gguf fastmtp add ")
+    assert of(path, replace(PAYS, whole=0.85), Usage(0)) == []
 
 
 def test_a_template_of_another_model(whole: Path, tmp_path: Path) -> None:

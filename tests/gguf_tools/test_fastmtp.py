@@ -363,4 +363,4 @@ def test_sizes_to_compare_with_what_is_drafted_over() -> None:
     assert draft_in_use(None, 32767) is None
     small = draft_in_use(None, 32768)
     assert small is not None
-    assert (small.size, small.ring) == (8192, 2048 + 2048)
+    assert (small.size, small.ring) == (8192, 2048 + 3072)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 DEPTH = 3
 SIZE = 120
 RING = SIZE // 4
+LIKE = SIZE * 3 // 8
 
 
 @contextmanager
@@ -67,7 +71,7 @@ def test_a_list_is_made_of_the_special_tokens_and_then_by_id(models: Models) -> 
     assert required[0] > SIZE
     states = np.random.default_rng(4).standard_normal((3, 256)).astype(np.float32)
     with Head(path, fastmtp_size=SIZE) as head, Head(path, fastmtp_size=-1) as whole:
-        assert (head.layout, head.n_draft_vocab, head.n_ring) == ("made", SIZE, 2 * RING)
+        assert (head.layout, head.n_draft_vocab, head.n_ring) == ("made", SIZE, RING + LIKE)
         assert (whole.layout, whole.n_ring) == ("none", 0)
         ids = head.draft_ids()
         assert ids.tolist() == rank_by_id(required, head.n_vocab, SIZE).ids.tolist()
@@ -77,9 +81,10 @@ def test_a_list_is_made_of_the_special_tokens_and_then_by_id(models: Models) -> 
     assert np.array_equal(part.logits[0], all_.logits[0, ids])
 
 
-def large(models: Models, n_vocab: int) -> Path:
+def large(models: Models, n_vocab: int, hidden: int = 64) -> Path:
     """A model with a vocabulary of this size."""
-    spec = replace(SPECS["dense-tied"], name=f"large-{n_vocab}", hidden=64, vocab_size=n_vocab)
+    name = f"large-{n_vocab}-{hidden}"
+    spec = replace(SPECS["dense-tied"], name=name, hidden=hidden, vocab_size=n_vocab)
     return models.gguf(spec, "Q8_0", "F16")
 
 
@@ -97,20 +102,73 @@ def test_only_a_large_vocabulary_has_a_list_by_default(models: Models) -> None:
                 memory = draft_memory(model, model, None, 256, 1)
                 # Each buffer of ggml begins at a multiple of its alignment.
                 assert memory.draft_rows <= head.weight_bytes < memory.draft_rows + 256
-    assert sizes == {32_767: ("none", 32_767, 0), 32_768: ("made", 8192, 2048 + 2048)}
+    assert sizes == {32_767: ("none", 32_767, 0), 32_768: ("made", 8192, 2048 + 3072)}
 
 
 def test_the_commands_say_what_is_drafted_over(models: Models) -> None:
     path = large(models, 32_768)
-    text = "8192 tokens, by id, chosen when the file is loaded, the last 4096 follow the text"
+    text = "8192 tokens, by id, chosen when the file is loaded, the last 5120 follow the text"
     assert f"\ndraft vocabulary: {text}\n" in succeed("doctor", path)
     assert succeed("list-tensors", path, "--mtp").endswith(f"draft vocabulary of {text}\n")
     options = ("generate", path, "-p", "aha", "-n", 2, "--ctx", 256)
     assert (
         "mtp-gguf: drafts over 8,192 of 32,768 tokens, as the file has no list: the special ones "
-        "and then by id; the last 4,096 follow the text; --fastmtp-size -1 drafts over all\n"
+        "and then by id; the last 5,120 follow the text; --fastmtp-size -1 drafts over all\n"
     ) in invoke(*options).stderr
     assert "drafts over" not in invoke(*options, "--fastmtp-size", -1).stderr
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ("ids", "324 tokens, layout ids, the last 81 follow the text"),
+        ("table", "324 tokens, layout table"),
+    ],
+)
+def test_the_commands_say_how_a_stored_list_is_used(models: Models, layout: str, text: str) -> None:
+    path = models.gguf(layout=layout)
+    assert f"\ndraft vocabulary: {text}\n" in succeed("doctor", path)
+    assert f"FastMTP {text}" in succeed("list-tensors", path, "--mtp")
+
+
+# Loads the head with more and more memory. An argument: the path.
+WITH_LITTLE_MEMORY = """
+import resource
+import sys
+from pathlib import Path
+
+from mtp_gguf.native.head import Head
+
+
+def used():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+path = sys.argv[1]
+with Head(path) as head:
+    assert head.layout == "made"
+    rows = head.weight_bytes
+for _ in range(2):  # the first one also makes what stays
+    with Head(path, fastmtp_size=-1) as whole:
+        assert whole.weight_bytes < rows / 4
+        least = used() + rows // 4
+for eighths in range(24):
+    resource.setrlimit(resource.RLIMIT_AS, (least + rows * eighths // 8, -1))
+    with Head(path) as head:
+        print(head.layout, head.n_draft_vocab, head.n_ring)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc here")
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer reserves addresses")
+def test_a_list_that_does_not_fit_gives_way_to_the_whole_vocabulary(models: Models) -> None:
+    """On a CPU, which uses the matrices of the whole vocabulary where the file is mapped."""
+    path = large(models, 32_768, hidden=512)
+    command = [sys.executable, "-c", WITH_LITTLE_MEMORY, str(path)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert found[0] == "none 32768 0"
+    assert found[-1] == "made 8192 5120"
+    assert set(found) == {found[0], found[-1]}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +235,7 @@ def test_the_oldest_tokens_make_room(dial: Dial) -> None:
         session.step(prompt[0], 1)  # which is read again
         ids = head.draft_ids().tolist()
         assert len(set(ids)) == SIZE
-        assert set(prompt[RING + 1 :]) | {prompt[0]} <= set(ids[SIZE - 2 * RING :])
+        assert set(prompt[RING + 1 :]) | {prompt[0]} <= set(ids[SIZE - RING - LIKE :])
         assert not set(prompt[1 : RING + 1]) <= set(ids)
 
 

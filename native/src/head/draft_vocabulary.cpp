@@ -18,10 +18,9 @@ static const char * ID_MAP = "d2t";
 static const int64_t SMALL_VOCABULARY = 32768;
 static const int64_t DEFAULT_SIZE = 32768;
 
-// The default number of ids that can be replaced by tokens of a text, and in a list that was made by others that are like
-// them; each at most a quarter of the list.
+// The default number of ids that can be replaced by tokens of a text; at most a quarter of the list. Three eighths
+// of a list that was made can be replaced by others that are like them.
 static const int64_t DEFAULT_RING = 2048;
-static const int64_t LIKE_RING = 8192;
 
 // Checks that all ids are in range and unique. A wrong map causes no error, only an acceptance of zero.
 static void check_ids(const GgufFile & file, const char * field, const std::vector<int64_t> & ids,
@@ -231,7 +230,7 @@ DraftVocabulary DraftVocabulary::read(const GgufFile & head, const GgufFile * tr
     if (!v.ids.empty() && !v.output_is_short && n_ring >= 0) { // else only the rows of the list are there
         v.n_ring = std::min(n_ring == 0 ? DEFAULT_RING : n_ring, v.size() / 4);
         if (v.layout == MTP_DRAFT_MADE && v.n_ring > 0) {
-            v.n_like = std::min(LIKE_RING, v.size() / 4);
+            v.n_like = v.size() * 3 / 8;
             v.n_ring += v.n_like;
             v.symbols = TokenSymbols::read(tokenizer, v.n_vocab);
         }

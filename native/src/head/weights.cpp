@@ -158,6 +158,15 @@ static std::vector<uint8_t> gather(const StoredTensor & stored, const int32_t * 
     return rows;
 }
 
+// Sets the rows of a tensor from `first` on to those of these ids, with memory for a part of them.
+static void set_rows(ggml_tensor * tensor, int64_t first, const StoredTensor & stored, const int32_t * ids, int64_t n) {
+    const int64_t part = 512;
+    for (int64_t i = 0; i < n; i += part) {
+        const std::vector<uint8_t> rows = gather(stored, ids + i, size_t(std::min(part, n - i)), tensor->type);
+        ggml_backend_tensor_set(tensor, rows.data(), size_t(first + i) * tensor->nb[1], rows.size());
+    }
+}
+
 ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector<int32_t> & ids, ggml_type type) {
     ggml_tensor *& tensor = placed_[{stored.data, type}];
     if (tensor != nullptr) {
@@ -165,18 +174,14 @@ ggml_tensor * Weights::place_rows(const StoredTensor & stored, const std::vector
     }
     tensor = ggml_new_tensor_2d(context_.get(), type, stored.ne[0], int64_t(ids.size()));
     ggml_format_name(tensor, "%s (draft rows)", stored.name.c_str());
-    pending_.emplace_back(tensor, [stored, &ids](ggml_tensor * t) {
-        const std::vector<uint8_t> rows = gather(stored, ids.data(), ids.size(), t->type);
-        ggml_backend_tensor_set(t, rows.data(), 0, rows.size());
-    });
+    pending_.emplace_back(tensor, [stored, &ids](ggml_tensor * t) { set_rows(t, 0, stored, ids.data(), int64_t(ids.size())); });
     gathered_.emplace_back(tensor, stored);
     return tensor;
 }
 
 void Weights::replace_rows(int64_t first, const int32_t * ids, int64_t n) {
     for (const auto & [tensor, stored] : gathered_) {
-        const std::vector<uint8_t> rows = gather(stored, ids, size_t(n), tensor->type);
-        ggml_backend_tensor_set(tensor, rows.data(), size_t(first) * tensor->nb[1], rows.size());
+        set_rows(tensor, first, stored, ids, n);
     }
 }
 
