@@ -30,6 +30,7 @@ from mtp_gguf.server.command import (
     without_key,
 )
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server, finds_gpu
+from mtp_gguf.native.checks.head_types import type_without_drafts
 from mtp_gguf.server.huge_pages import huge_page_environment
 from mtp_gguf.server.kernels import default_environment
 from mtp_gguf.server.launch import RunningServer
@@ -315,7 +316,10 @@ def serve(
         tuned, ignored = find_profile(file.path, server.kernels, None)
     settings = tuned.settings if tuned else None
     typed = ""
-    if mtp_type is not None and served.head_file is not None:
+    idle = served.head_file is None or (wanted is None and tuned and tuned.settings.depth == 0)
+    if mtp_type is not None and idle:
+        mtp_type, typed = None, type_without_drafts("--mtp-type", mtp_type)
+    elif mtp_type is not None:
         mtp_type, typed = _head_type(mtp_type, served, settings, threads, gpu_layers)
     index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
     sessions = None
