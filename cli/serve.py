@@ -21,6 +21,7 @@ from mtp_gguf.gguf_tools.machine.process_memory import free_memory
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
 from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings, find_profile
+from mtp_gguf.native.checks.head_types import type_without_drafts
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import (
     MMPROJ_OPTIONS,
@@ -30,7 +31,6 @@ from mtp_gguf.server.command import (
     without_key,
 )
 from mtp_gguf.server.find import VARIABLE, LlamaServer, ask, find_server, finds_gpu
-from mtp_gguf.native.checks.head_types import type_without_drafts
 from mtp_gguf.server.huge_pages import huge_page_environment
 from mtp_gguf.server.kernels import default_environment
 from mtp_gguf.server.launch import RunningServer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -103,7 +104,8 @@ def test_a_type_without_drafts_has_no_effect_aloud(models: Models, mtp_type: str
     whole, trunk = models.gguf(DEMO, "F16", "F16"), models.convert("dense-tied", "--no-mtp")
     for path, depth in ((whole, 0), (trunk, None)):
         options: dict[str, Any] = {"depth": depth, "n_ctx": 64, "mtp_type": mtp_type}
-        with pytest.warns(UserWarning) as found:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
             MTPLlama(str(path), **options).close()
         assert f"mtp_type: {words}" in [str(one.message) for one in found]
     result = invoke("generate", whole, *("-p", "a", "-n", 1, "--depth", 0, "--mtp-type", mtp_type))
