@@ -318,7 +318,8 @@ def serve(
     typed = ""
     idle = served.head_file is None or (wanted is None and tuned and tuned.settings.depth == 0)
     if mtp_type is not None and idle:
-        mtp_type, typed = None, type_without_drafts("--mtp-type", mtp_type)
+        typed = type_without_drafts("--mtp-type", mtp_type)
+        mtp_type = None
     elif mtp_type is not None:
         mtp_type, typed = _head_type(mtp_type, served, settings, threads, gpu_layers)
     index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
