@@ -30,7 +30,9 @@ _LINES = 20
 # Version of the JSON: 2 renamed the result of each tensor to `outcome`.
 _FORMAT = 2
 # Metadata that describes the file and not the model.
-_OF_THE_FILE = re.compile(r"general\.(file_type|quantization_version)|quantize\.|split\.")
+_OF_THE_FILE = re.compile(
+    r"general\.(file_type|quantization_version)|quantize\.|split\.|mtp\.acceptance\."
+)
 
 
 @reports_errors

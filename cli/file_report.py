@@ -8,11 +8,13 @@ from typing import Any
 import typer
 
 from mtp_gguf.gguf_tools.files.new_file import head_warnings
+from mtp_gguf.gguf_tools.heads.acceptance import read_stored
 from mtp_gguf.gguf_tools.heads.drafters import Drafter
 from mtp_gguf.gguf_tools.heads.head import HeadReport
 from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.machine.text import count_types, human_bytes, printable
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.vision import VisionTower
 
 
@@ -43,6 +45,10 @@ def report_file(output: Path, next_command: str | None = None, *, as_json: bool 
         return
     typer.echo(f"{output}: {human_bytes(output.stat().st_size)}")
     typer.echo(describe_head(head_of(output)))
+    with open_model(output) as model:
+        stored = read_stored(model)
+    if stored.fault:  # of keys that were left in a file whose draft vocabulary was changed
+        typer.echo(f"acceptance: {stored.text}")
     for warning in head_warnings(output):
         typer.echo(f"warning: {warning}")
     if next_command:

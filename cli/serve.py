@@ -21,6 +21,7 @@ from mtp_gguf.gguf_tools.machine.process_memory import free_memory
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
 from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings, find_profile
+from mtp_gguf.native.checks.head_types import type_without_drafts
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import (
     MMPROJ_OPTIONS,
@@ -315,7 +316,11 @@ def serve(
         tuned, ignored = find_profile(file.path, server.kernels, None)
     settings = tuned.settings if tuned else None
     typed = ""
-    if mtp_type is not None and served.head_file is not None:
+    idle = served.head_file is None or (wanted is None and tuned and tuned.settings.depth == 0)
+    if mtp_type is not None and idle:
+        typed = type_without_drafts("--mtp-type", mtp_type)
+        mtp_type = None
+    elif mtp_type is not None:
         mtp_type, typed = _head_type(mtp_type, served, settings, threads, gpu_layers)
     index = _lookup_index(lookup_file, file.path, server) if lookup_file else None
     sessions = None

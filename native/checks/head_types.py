@@ -90,6 +90,11 @@ class TypeChoice:
         return best if best.speed(verify) >= _LEAST_GAIN * stored.speed(verify) else stored
 
 
+def type_without_drafts(option: str, name: str) -> str:
+    """Say that the type of a head has no effect. option: what the user gave it as."""
+    return f"{option}: {name} has no effect, because nothing is drafted with a head"
+
+
 def choose_type(
     model: Path, head: Path | None, kernels: str, options: Mapping[str, Any]
 ) -> TypeChoice:

@@ -16,6 +16,7 @@ from mtp_gguf.gguf_tools.profile import AUTO, LOOKUP_TOKENS, Costs, DraftSetting
 
 from .._bindings import MAX_DEPTH, library
 from ..checks.head_types import AUTO as AUTO_TYPE
+from ..checks.head_types import type_without_drafts
 from ..checks.model_file import check_adapter, check_trunk
 from ..errors import NativeError
 from ..libraries.exact import Batches, exact_batches, has_attention, kernels
@@ -170,12 +171,15 @@ def resolve(model: str, asked: Arguments, given: dict[str, Any]) -> Options:
         batches = exact_batches(path, given, two_phase=two_phase)
     if no_gpu := missing_gpu("n_gpu_layers=", n_gpu_layers):
         warnings.warn(no_gpu, stacklevel=3)
+    most = max_depth if depth == AUTO else depth
+    if asked.mtp_type is not None and not most:
+        warnings.warn(type_without_drafts("mtp_type", asked.mtp_type), stacklevel=3)
     return Options(
         model,
         asked.mtp_device or device,
         why is not None,
         depth,
-        max_depth if depth == AUTO else depth,
+        most,
         min(LOOKUP_TOKENS, room) if looks_up and why is None else 0,
         rollback,
         costs,

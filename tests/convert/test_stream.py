@@ -25,16 +25,19 @@ import pytest
 from mtp_gguf.convert.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mtp_gguf.convert.checkpoints.source_rows import SourceRows
 from mtp_gguf.convert.families.target_model import HeadChoice
+from mtp_gguf.convert.heads.acceptance import VARIABLE
 from mtp_gguf.convert.pipeline import run
 from mtp_gguf.convert.plans.plan import DraftRequest, Request
 from mtp_gguf.convert.plans.plan_checkpoint import make_plans
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError, RemoteError
 from mtp_gguf.gguf_tools.files.safetensors import SafetensorsFile, read_safetensors
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.gguf_tools.heads.acceptance import read_stored
 from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.hub import read_ahead, remote
 from mtp_gguf.gguf_tools.hub.remote import RemoteSource
 from mtp_gguf.gguf_tools.machine import os_files
+from mtp_gguf.gguf_tools.model import open_model
 from support.checkpoint_edits import edit_tensors
 from support.checkpoints import SMALL, SPECS, TINY, Array, Spec
 from support.commands import HEARS_SIGNALS, held
@@ -371,6 +374,18 @@ class TestCommand:
         assert (ours.code, theirs.code) == (0, 0), ours.stderr
         for name in ("out.gguf", "out-Q8_0.gguf"):
             assert (output / name).read_bytes() == (tmp_path / name).read_bytes()
+        assert not [path for path in home.rglob("*") if path.suffix == ".safetensors"]
+
+    @pytest.mark.thorough
+    def test_measures_the_written_file(
+        self, hub: Hub, output: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(VARIABLE, "1")
+        home = output / "home"
+        (done,) = run_commands(hub, home, ("convert", MODEL, "--stream", "-o", output / "out.gguf"))
+        assert done.code == 0, done.stderr
+        with open_model(output / "out.gguf") as model:
+            assert read_stored(model).acceptance is not None
         assert not [path for path in home.rglob("*") if path.suffix == ".safetensors"]
 
     def test_is_the_default_without_room(self, hub: Hub, output: Path) -> None:

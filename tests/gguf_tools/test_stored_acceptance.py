@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from hashlib import blake2b
 from importlib import resources
@@ -179,6 +180,23 @@ def test_rewriting_a_file_drops_what_was_measured_with_it(
     path, _ = made
     succeed("fastmtp", "add", path, "-o", tmp_path / "listed.gguf", "--size", 512)
     assert not any(key.startswith(ACCEPTANCE_PREFIX) for key in keys_of(tmp_path / "listed.gguf"))
+
+
+def test_another_list_in_place_is_said_to_have_another_acceptance(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(made[0], tmp_path / "listed.gguf"))
+    words = "acceptance: not that of this file: the stated one was measured with another head; "
+    assert words in succeed("fastmtp", "add", path, "--size", 512, "--in-place")
+    assert words in succeed("fastmtp", "add", path, "--size", 512, "--in-place")
+    assert words in succeed("fastmtp", "remove", path, "--in-place")
+
+
+def test_what_was_measured_is_no_difference_between_models(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    bare = changed(made[0], tmp_path / "bare.gguf", keys=without_acceptance)
+    assert succeed("compare", made[0], bare).endswith("0 keys of the metadata differ\n")
 
 
 def test_a_graft_is_the_conversion_with_its_acceptance(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +19,7 @@ from mtp_gguf.native.checks.head_types import STORED, MeasuredType, TypeChoice
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
+from support.commands import invoke
 from support.models import DEMO, Models
 
 TOKENS = list(range(40, 52))
@@ -94,6 +96,21 @@ def test_text_and_file_are_as_before(models: Models) -> None:
     assert worse == plain
     assert sum(fewer) != sum(accepted)  # it is another head
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("mtp_type", ["Q8_0", "auto"])
+def test_a_type_without_drafts_has_no_effect_aloud(models: Models, mtp_type: str) -> None:
+    words = f"{mtp_type} has no effect, because nothing is drafted with a head"
+    whole, trunk = models.gguf(DEMO, "F16", "F16"), models.convert("dense-tied", "--no-mtp")
+    for path, depth in ((whole, 0), (trunk, None)):
+        options: dict[str, Any] = {"depth": depth, "n_ctx": 64, "mtp_type": mtp_type}
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            MTPLlama(str(path), **options).close()
+        assert f"mtp_type: {words}" in [str(one.message) for one in found]
+    result = invoke("generate", whole, *("-p", "a", "-n", 1, "--depth", 0, "--mtp-type", mtp_type))
+    assert result.exit_code == 0, result.output
+    assert f"mtp-gguf: --mtp-type: {words}\n" in result.stderr
 
 
 def test_a_session_goes_on_with_another_type(models: Models, tmp_path: Path) -> None:

@@ -348,6 +348,11 @@ def test_a_profile_can_say_not_to_draft(patched: Path, files: Files, tmp_path: P
     assert "--spec-type" not in result.stdout
     assert "without drafting" in result.stderr
     assert "--spec-type" in printed(patched, model, "--spec-draft-n-max", 1)
+    for mtp_type in ("Q4_K", "auto"):
+        options = ("--llama-server", patched, "--print-command", "--mtp-type", mtp_type)
+        result = invoke("serve", model, *options)
+        assert result.exit_code == 0, result.output
+        assert f"--mtp-type: {mtp_type} has no effect, because nothing is drafted" in result.stderr
 
 
 def test_a_profile_of_another_file_is_ignored_aloud(

@@ -1,7 +1,7 @@
 """The acceptance that a file states is what all of our programs count.
 
-Of a synthetic model, whose head is right equally often in any text: elsewhere acceptance depends on
-the text, and the stated one is of the corpus.
+While they generate, only with a synthetic model, whose head is right equally often in any text. A
+trained head's acceptance depends on the text, so there the server is asked at the corpus's places.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pytest
 from mtp_gguf.convert.heads import acceptance as measuring
 from mtp_gguf.gguf_tools.heads.acceptance import Counts, read_stored
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.native.checks.acceptance import places_of
+from mtp_gguf.native.checks.acceptance import accepted_drafts, places_of
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from support.commands import invoke, succeed
-from support.models import Dial
+from support.models import DEMO, Dial
 from support.real_server import counts, running
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough]
@@ -83,3 +83,38 @@ def test_all_programs_count_what_the_file_states(
     # A session also drafts in the last cycle, where the server has no room left.
     assert abs(python.drafted[0] - server.drafted[0]) <= len(prompts)
     assert abs(python.accepted[0] - server.accepted[0]) <= len(prompts)
+
+
+def test_the_server_counts_what_the_file_of_a_trained_head_states(
+    patched_server: Path, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft of the server follows one token of its own, which may not be the text's."""
+    monkeypatch.setenv(measuring.VARIABLE, "1")
+    monkeypatch.setattr(measuring, "_SECONDS", 300.0)
+    model = tmp_path / "model.gguf"
+    succeed("convert", DEMO, "-o", model, "--mtp-f16")
+    with open_model(model) as opened:
+        stated = read_stored(opened).acceptance
+    assert stated is not None
+    accepted, of_the_text = [], 0
+    with (
+        closing(MTPLlama(str(model), depth=1, profile=False, n_ctx=512, n_threads=1)) as llm,
+        running(patched_server, model, free_port, options=("--depth", 1, "--no-lookup")) as client,
+    ):
+        for prompt, places in places_of(llm):
+            llm.session.remove(0)
+            llm.session.decode(prompt)
+            for number, token in enumerate(places):
+                result = client.complete([*prompt, *places[:number]], n_predict=3)
+                drafted, right = counts(result)
+                assert drafted == 1
+                accepted.append(right)
+                here = accepted_drafts(llm.session, token, 1, sampled=False)
+                if result["tokens"][0] == token:  # the place is one that the file was measured at
+                    assert right == here
+                    of_the_text += 1
+    low, high = stated.greedy.interval(0)
+    found = sum(accepted) / len(accepted)
+    print(f"stated {stated.share:.3f} ({low:.3f} to {high:.3f}), server {found:.3f}")
+    assert of_the_text >= 20
+    assert low <= found <= high

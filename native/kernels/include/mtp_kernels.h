@@ -9,6 +9,8 @@
  * faster (ARM). How products read weights is measured while the model runs, and kept in the user's cache folder: "anew"
  * does not read what was kept; "fixed" measures nothing; "hint" or "no_hint", "two_streams" or "one_stream", "panels" or
  * "rows", "amx" or "no_amx" leave out the others, wherever there is a choice.
+ *
+ * The variable MTP_GGUF_READ_AHEAD: "0" leaves experts that are not in memory to page faults.
  */
 
 #ifndef MTP_KERNELS_H

@@ -3,6 +3,7 @@
 
 #include "choices.h"
 #include "columns.h"
+#include "read_ahead.h"
 
 #include <algorithm>
 #include <cstring>
@@ -90,6 +91,7 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     const columns cols = prepare_columns(kernels, task, weights, x, memory.columns);
     if (task.ith() == 0) {
         group_by_expert(ids, weights->ne[2], memory);
+        read_experts_ahead(op, memory.chosen, *memory.n_chosen);
     }
     task.threads->reset(task.ith());
     task.wait();
