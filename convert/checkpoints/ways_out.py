@@ -14,7 +14,8 @@ _GPTQMODEL = (
 )
 
 # By `quant_method` in config.json, besides the original: None where no tool makes anything better.
-# tests/real_tools runs those of AutoRound, bitsandbytes, GPTQModel and ModelOpt.
+# tests/real_tools makes such files with AutoRound, bitsandbytes, GPTQModel and ModelOpt, from Python; these command lines were
+# not run.
 WAYS: Mapping[str, str | None] = {
     "aqlm": None,
     "auto-round": (
