@@ -270,6 +270,7 @@ FILES_ELSEWHERE = {
 }
 # Options of other programs; those of llama.cpp's common code are looked up there.
 OTHERS = {
+    "auto-round": "--format --output_dir --scheme",
     "cmake": "--build --target",
     "convert_hf_to_gguf.py": "--fuse-gate-up-exps --fuse-qkv --mtp-shared-embd --outtype",
     "convert_hf_to_gguf.py of a vocabulary": "--vocab-only",

@@ -14,8 +14,8 @@ _GPTQMODEL = (
 )
 
 # By `quant_method` in config.json, besides the original: None where no tool makes anything better.
-# tests/real_tools makes such files with AutoRound, bitsandbytes, GPTQModel and ModelOpt, from Python; these command lines were
-# not run.
+# tests/real_tools makes such files with AutoRound, bitsandbytes, GPTQModel and ModelOpt; these
+# commands themselves were not run.
 WAYS: Mapping[str, str | None] = {
     "aqlm": None,
     "auto-round": (
@@ -40,10 +40,7 @@ WAYS: Mapping[str, str | None] = {
     "gptq": f"let GPTQModel write 4 or 8 bits: {_GPTQMODEL}",
     "higgs": None,
     "hqq": None,
-    "modelopt": (
-        "let ModelOpt write FP8_DEFAULT_CFG or NVFP4_DEFAULT_CFG: python "
-        "examples/llm_ptq/hf_ptq.py --pyt_ckpt_path ORIGINAL --qformat fp8 --export_path COPY"
-    ),
+    "modelopt": "let ModelOpt write FP8_DEFAULT_CFG or NVFP4_DEFAULT_CFG",
     "mxfp4": None,
     "quanto": None,
     "quark": None,

@@ -276,6 +276,10 @@ VALID |= {
         "reasoning_budget_tokens": 2,
     },
 }
+BAD_PARTS: tuple[Any, ...] = (
+    *(None, [], 5),
+    *({"type": None, "text": "a"}, {"type": "input_text", "text": "a"}),
+)
 # What the sentence says before what was found.
 BROKEN: dict[str, tuple[Any, str]] = {
     "no messages": ([], "messages: expected a list of messages"),
@@ -420,7 +424,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     **{
         f"a part that is {part!r:.40}": (user([part]), "messages[0].content[0]: expected a part")
-        for part in (None, [], 5, {"type": None, "text": "a"}, {"type": "input_text", "text": "a"})
+        for part in BAD_PARTS
     },
     **{
         f"the role {role!r}": (
