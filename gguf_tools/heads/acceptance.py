@@ -196,10 +196,14 @@ def read_stored(model: Model, trunk: Model | None = None) -> Stored:
         if stated is None or any(is_remote(str(file.path)) for file in files):
             return Stored(stated, checked=False)
         alone = model.head.is_alone
-        names = {"trunk": _TRUNK_KEY, "head": _HEAD_KEY}
-        for (part, key), found in zip(names.items(), fingerprints(model, trunk), strict=True):
-            if model.first.scalar(key) != found and (part == "head" or trunk or not alone):
-                return Stored(None, f"the stated one was measured with another {part}", alone=alone)
+        other = None
+        trunk_print, head_print = fingerprints(model, trunk)
+        if model.first.scalar(_HEAD_KEY) != head_print:
+            other = "head or draft vocabulary"
+        if model.first.scalar(_TRUNK_KEY) != trunk_print and (trunk or not alone):
+            other = "trunk"
+        if other:
+            return Stored(None, f"the stated one was measured with another {other}", alone=alone)
     except (FormatError, RequestError) as error:
         return Stored(None, str(error), alone=alone)
     return Stored(stated, checked=trunk is not None or not alone, alone=alone)

@@ -115,7 +115,7 @@ def test_a_slot_drafts_as_a_session(
     if made:
         assert f"drafts over {MADE} of 4096 tokens" in parts[0]
         assert "the model has no draft vocabulary" in parts[0]
-        assert f"the last {MADE // 2} of them follow the text" in parts[0]
+        assert f"the last {MADE * 5 // 8} of them follow the text" in parts[0]
     lookup = LOOKUP if text else 0
     mtp_type = "Q2_K" if HEAD_TYPE in passed else None
     opened = opened_session(
