@@ -242,10 +242,10 @@ def test_a_head_alone_states_what_it_has_with_its_trunk(
 
     changed(model, other, name="blk.0.attn_norm.weight")
     examined = json.loads(invoke("doctor", other, "--head", head, "--json").stdout)
-    other = "the stated one was measured with another"
-    assert examined["acceptance"]["fault"] == f"{other} trunk"
+    told = "the stated one was measured with another"
+    assert examined["acceptance"]["fault"] == f"{told} trunk"
     altered = changed(head, tmp_path / "altered.gguf", name="output_norm.weight")
-    assert stated(altered).fault == f"{other} head or draft vocabulary"
+    assert stated(altered).fault == f"{told} head or draft vocabulary"
 
 
 def test_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
