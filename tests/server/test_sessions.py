@@ -206,9 +206,16 @@ def process_of(client: Client) -> psutil.Process:
     return process
 
 
-def open_files(process: psutil.Process) -> set[int]:
-    """The descriptors that a process has open."""
-    return {int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")}
+def lasting_files(process: psutil.Process) -> set[int]:
+    """The descriptors that a server keeps open: it has no connection, and they stay the same."""
+    before: set[int] = set()
+    while True:
+        idle = all(one.status == psutil.CONN_LISTEN for one in process.net_connections())
+        now = {int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")}
+        if idle and now == before:
+            return now
+        before = now
+        time.sleep(1)
 
 
 def test_strange_files_are_read_once(
@@ -267,11 +274,7 @@ def test_a_file_that_could_not_be_read_for_a_while(
     folder, answer = saved
     with server(patched_server, files("ids"), free_port, folder) as client:
         process = process_of(client)
-        used = open_files(process)
-        time.sleep(1)
-        while used != open_files(process):  # a connection is about to be closed
-            used = open_files(process)
-            time.sleep(1)
+        used = lasting_files(process)
         _, second = itertools.islice((fd for fd in itertools.count() if fd not in used), 2)
         before = process.rlimit(psutil.RLIMIT_NOFILE)
         process.rlimit(psutil.RLIMIT_NOFILE, (second, before[1]))  # one is left: the request's
