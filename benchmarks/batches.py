@@ -157,7 +157,7 @@ def main() -> None:
         engines.append(Engine(name, [headers], [folder]))
     for file in (
         arguments.model,
-        *(folder / "libllama.so" for e in engines for folder in e.libraries[:1]),
+        *(engine.libraries[0] / "libllama.so" for engine in engines),
     ):
         if not file.is_file():
             parser.error(f"{file}: expected a file")

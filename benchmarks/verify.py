@@ -1,12 +1,14 @@
 """Measure the cost of verification, stock and patched: batches, a prompt, decoding.
 
     python benchmarks/verify.py MODEL.gguf [--patched FOLDER] [--depths 0,1,2,3] [--rounds 15]
-        [--seconds 240] [--batches 1,2,3,4] [--context 64] [--not-repacked]
+        [--seconds 240] [--batches 1,2,3,4] [--context 64] [--not-repacked] [--kernels]
 
 FOLDER contains other patched libraries (default: those that mtp-gguf ships); the stock ones are
 those that llama-cpp-python installed. One process for each keeps the model loaded, and the two
 alternate with every single measurement, so that a slow minute affects both; the tables show
-medians. A row is printed when it is ready, with fewer rounds if --seconds leaves no time for all.
+medians. Neither has the kernels of libmtp_kernels, unless --kernels plugs them into the patched
+ones: then the comparison is llama.cpp as it comes with mtp-gguf as it is installed. A row is
+printed when it is ready, with fewer rounds if --seconds leaves no time for all.
 
 A batch decodes that many tokens after --context others, with the logits of all, in a context that
 can roll back the drafts of the largest batch; then all but one token are rolled back. Decoding uses
@@ -173,8 +175,16 @@ def measure(arguments: argparse.Namespace) -> None:
 class Process:
     """A measuring process with `libraries`, a value of MTP_GGUF_LIBS."""
 
-    def __init__(self, arguments: argparse.Namespace, libraries: str, repack: bool = True) -> None:
-        environment = {**os.environ, "MTP_GGUF_LIBS": libraries, "MTP_GGUF_KERNELS": "0"}
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        libraries: str,
+        repack: bool = True,
+        kernels: bool = False,
+    ) -> None:
+        environment = {**os.environ, "MTP_GGUF_LIBS": libraries}
+        if not kernels:
+            environment["MTP_GGUF_KERNELS"] = "0"
         command = [sys.executable, __file__, arguments.model, "--measure"]
         command += ["--threads", str(arguments.threads)]
         command += ["--batches", ",".join(map(str, arguments.batches))]
@@ -304,6 +314,9 @@ def main() -> None:
         action="store_true",
         help="also measure stock libraries without repacked weights",
     )
+    parser.add_argument(
+        "--kernels", action="store_true", help="plug our kernels into the patched libraries"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15, help="rounds per row, if time allows")
     parser.add_argument("--seconds", type=float, default=240, help="approximate time to use")
@@ -327,7 +340,8 @@ def main() -> None:
     processes = {"stock": Process(arguments, "stock")}
     if arguments.not_repacked:
         processes["not repacked"] = Process(arguments, "stock", repack=False)
-    processes["patched"] = Process(arguments, str(arguments.patched or "fast"))
+    patched = str(arguments.patched or "fast")
+    processes["patched"] = Process(arguments, patched, kernels=arguments.kernels)
     asked = len(arguments.batches) + 1 + len(arguments.depths)
     rows = Rows(processes, asked, arguments.rounds, time.monotonic() + arguments.seconds)
     try:
