@@ -7,7 +7,7 @@ FOLDER contains other patched libraries (default: those that mtp-gguf ships); th
 those that llama-cpp-python installed. One process for each keeps the model loaded, and the two
 alternate with every single measurement, so that a slow minute affects both; the tables show
 medians. Neither has the kernels of libmtp_kernels, unless --kernels plugs them into the patched
-ones: then the comparison is llama.cpp as it comes with mtp-gguf as it is installed. A row is
+ones: then llama.cpp as it comes is compared with what this package installs. A row is
 printed when it is ready, with fewer rounds if --seconds leaves no time for all.
 
 A batch decodes that many tokens after --context others, with the logits of all, in a context that
