@@ -16,9 +16,11 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file, save_file
 
+from mtp_gguf.convert.heads.acceptance import VARIABLE
 from mtp_gguf.convert.heads.head_checkpoint import checkpoint_head
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.heads.acceptance import Acceptance, read_stored
 from mtp_gguf.gguf_tools.machine import process_memory
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.native.checks.acceptance import measure_acceptance
@@ -61,7 +63,10 @@ def trunk_of(path: Path) -> dict[str, bytes]:
         return {name: bytes(model.read(name)) for name in model.tensors if name not in taken}
 
 
-def test_the_trunk_stays_byte_for_byte(demo: Path, text: Path, tmp_path: Path) -> None:
+def test_the_trunk_stays_byte_for_byte(
+    demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE)  # so that the acceptance is measured and stored
     fields = trained(demo, text, tmp_path / "tuned.gguf")
     assert trunk_of(tmp_path / "tuned.gguf") == trunk_of(demo)
     assert fields["head"]["ready"] is True
@@ -74,10 +79,14 @@ def test_the_trunk_stays_byte_for_byte(demo: Path, text: Path, tmp_path: Path) -
         assert model.first.scalar("mtp_gguf.train.start") == "own head"
         assert len(model.first.array("mtp_gguf.train.acceptance_after") or []) == 2
         keys = {key for key in model.metadata() if ".train." in key}
+        stored = read_stored(model)
     # Nothing of the text, nor its name.
     names = ("acceptance_after", "acceptance_before", "seed", "source", "start", "steps", "tokens")
     assert keys == {f"mtp_gguf.train.{name}" for name in (*names, "updates")}
-    assert measure_acceptance(tmp_path / "tuned.gguf").share > 0.4
+    assert stored.fault == ""
+    measured = measure_acceptance(tmp_path / "tuned.gguf")
+    assert stored.acceptance == Acceptance(measured.greedy, measured.sampled)
+    assert measured.share > 0.4
 
 
 def test_from_scratch_for_a_trunk_without_a_head(
