@@ -14,8 +14,8 @@ class Answer:
     """Adds the prompt (`echo`) and log-probabilities to the chunks of a completion.
 
     record: has the log-probabilities of the tokens that were generated so far; None for none.
-    nothing: whether the client asked for no tokens. chat: whether log-probabilities have the form of
-    a chat completion's.
+    nothing: whether the client asked for no tokens. chat: whether log-probabilities have the form
+    of a chat completion's.
     """
 
     def __init__(

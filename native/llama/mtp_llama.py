@@ -16,12 +16,12 @@ from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
 from ..chat.chat_answer import ChatAnswer
 from ..chat.chat_layer import AnswerSampling, ChatTemplate, Rendered, sample_answers
 from ..chat.chat_request import ChatRequest
+from ..chat.completion_request import check_completion
 from ..errors import NativeError
 from ..libraries.offload import idle_cpu_moe
 from ..runtime import llama_cpp
 from ..schemas.json_schema import schema_grammar
 from .answer import Answer
-from .completion_request import check_completion
 from .generation import GeneratingModel, read_grammar
 from .loaded import exclusive
 from .logprobs import TokenLogprobs

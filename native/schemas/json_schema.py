@@ -115,7 +115,7 @@ def schema_grammar(schema: Any) -> str:
 def response_schema(response_format: Any) -> Any:
     """Return the schema that a `response_format` asks for; None for any text.
 
-    Raises NativeError if it is none of OpenAI's API and of llama-server, in the words of the latter.
+    Raises NativeError, in the words of llama-server, if it is none of OpenAI's API and of its own.
     """
     where = "response_format"
     if response_format is None:

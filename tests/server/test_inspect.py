@@ -6,6 +6,7 @@ It wants openai 3.4 or newer, which LlamaIndex does not take, so it has an envir
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import venv
 from contextlib import closing
@@ -33,7 +34,7 @@ from inspect_ai.solver import generate, multiple_choice
 
 url, folder, grammar, right = sys.argv[1:]
 config = GenerateConfig(temperature=0, max_tokens=12, logprobs=True, top_logprobs=2)
-model = get_model("openai-api/mtp/default", base_url=url, api_key="none", config=config)
+model = get_model("openai-api/mtp/default", base_url=url, config=config)
 questions = [Sample("Is 7 a prime number?", choices=["yes", "no"], target=letter)
              for letter in "AB"]
 tasks = [
@@ -88,6 +89,7 @@ def test_scores_and_values(
                 capture_output=True,
                 text=True,
                 check=False,
+                env={**os.environ, "MTP_API_KEY": "none"},
                 timeout=300,
             )
         assert done.returncode == 0, done.stdout + done.stderr

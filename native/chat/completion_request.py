@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from ..chat.chat_layer import AnswerSampling
 from ..errors import NativeError
 from ..runtime import llama_cpp
+from .chat_layer import AnswerSampling
 
 _NUMBERS = (
     *("max_tokens", "temperature", "top_p", "min_p", "typical_p", "top_k", "seed", "logprobs"),
