@@ -550,6 +550,10 @@ DIFFERENT: dict[str, tuple[str, list[dict[str, Any]]]] = {
         r"choices\.0\.message\..*|usage\..*",
         [{"functions": [{"name": "f"}]}],
     ),
+    "`chat_template` in a request": (
+        r"choices\.0\.message\..*|usage\..*",
+        [{"chat_template": "{{ messages[0].content }}"}],
+    ),
     "schemas of `response_format` with keywords that a grammar cannot express": (
         "error",
         [{"response_format": schema({"type": "integer", "multipleOf": 3})}],
