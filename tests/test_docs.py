@@ -282,6 +282,7 @@ OTHERS = {
     "git": "--amend --autosquash --fixup",
     "hf download": "--local-dir",
     "llama-gguf-split": "--split",
+    "inspect": "--model-base-url",
     "lm_eval": "--batch_size --model_args --tasks",
     "pip": "--find-links --force-reinstall --no-binary --no-build-isolation --no-cache-dir",
     "pip install": "--no-deps --no-index",

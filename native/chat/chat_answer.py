@@ -5,10 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import NativeError
-from ..runtime import llama_cpp
 from .chat_layer import AnswerReader, Rendered
-
-_chat_logprobs: Any = llama_cpp.llama_chat_format._convert_text_completion_logprobs_to_chat
 
 
 class ChatAnswer:
@@ -106,5 +103,5 @@ def _chat(
         "object": kind,
         "created": completion["created"],
         "model": completion["model"],
-        "choices": [{"index": 0, "logprobs": _chat_logprobs(choice["logprobs"]), **own}],
+        "choices": [{"index": 0, "logprobs": choice["logprobs"], **own}],
     }

@@ -1,5 +1,6 @@
 """Arguments of `create_chat_completion` as a request to llama-server's chat layer."""
 
+import json
 from collections.abc import Mapping
 from inspect import signature
 from math import isfinite
@@ -137,9 +138,13 @@ def _is_special(value: Any) -> bool:
 def _budget(tokens: Any) -> int:
     if tokens is None:
         return UNLIMITED
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not -1 <= tokens < 2**31:
+    where = "reasoning_budget_tokens"
+    if isinstance(tokens, bool) or not isinstance(tokens, int | float):
         raise MessagesError(
-            "reasoning_budget_tokens: expected a number of tokens, or -1 for no limit, found "
-            f"{tokens!r:.80}"
+            f"{where}: expected a number, found {json.dumps(tokens, default=str):.80}"
         )
-    return tokens
+    if not -1 <= tokens < 2**31:
+        raise MessagesError(
+            f"{where}: expected a number of tokens, or -1 for no limit, found {tokens}"
+        )
+    return int(tokens)

@@ -7,14 +7,15 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from .loaded import LoadedModel
-from .logprobs import Entry, TokenLogprobs, completion_logprobs
+from .logprobs import Entry, TokenLogprobs, chat_logprobs, completion_logprobs
 
 
 class Answer:
     """Adds the prompt (`echo`) and log-probabilities to the chunks of a completion.
 
     record: has the log-probabilities of the tokens that were generated so far; None for none.
-    nothing: whether the client asked for no tokens.
+    nothing: whether the client asked for no tokens. chat: whether log-probabilities have the form
+    of a chat completion's.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Answer:
         *,
         echo: bool,
         nothing: bool,
+        chat: bool,
     ) -> None:
         def text_of(token: int, *, special: bool) -> bytes:
             # After another token, because the first one of a text can lose its space. The places of
@@ -38,7 +40,7 @@ class Answer:
         self._llm = llm
         self._text_of = cache(text_of)
         self._record = record
-        self._echo, self._nothing = echo, nothing
+        self._echo, self._nothing, self._chat = echo, nothing, chat
         self._given = prompt
         # A token that llama_cpp puts before a text is not part of it.
         self._hidden = int(isinstance(prompt, str) and llm._model.add_bos_token())
@@ -103,9 +105,12 @@ class Answer:
         return self._record.generated[first : self._taken]
 
     def _others(self) -> Sequence[Entry]:
-        """Return the entries of tokens in no chunk: of a stop string, or the end of text."""
+        """Return the entries of tokens in no chunk: of a stop string, or the end of text.
+
+        The token that llama_cpp generates although the client asked for none is not among them.
+        """
         assert self._record is not None
-        return self._record.generated[self._taken :]
+        return [] if self._nothing else self._record.generated[self._taken :]
 
     def _generated(self, n_tokens: int) -> Sequence[Entry]:
         """Return the entries of the answer's tokens.
@@ -119,8 +124,10 @@ class Answer:
         return self._record.generated[:n_tokens]
 
     def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        offset = len(self._prompt) + self._shown
-        return completion_logprobs(entries, partial(self._text_of, special=False), offset)
+        text_of = partial(self._text_of, special=False)
+        if self._chat:
+            return chat_logprobs(entries, text_of)
+        return completion_logprobs(entries, text_of, len(self._prompt) + self._shown)
 
     def _prompt_logprobs(self) -> dict[str, Any]:
         assert self._record is not None

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, in the form of OpenAI's completions."""
+"""Log-probabilities of tokens, in the forms of OpenAI's completions and chat completions."""
 
 import codecs
 import ctypes
@@ -95,3 +95,18 @@ def completion_logprobs(
             top[name] = entry.logprob
         out["top_logprobs"].append(top)
     return out
+
+
+def chat_logprobs(entries: Sequence[Entry], text_of: Callable[[int], bytes]) -> dict[str, Any]:
+    """Return `logprobs` of a choice of a chat completion; with ids, as llama-server has them."""
+
+    def value(token: int, logprob: float | None) -> dict[str, Any]:
+        data = text_of(token)
+        text = data.decode("utf-8", "ignore")
+        return {"id": token, "token": text, "bytes": [*data], "logprob": logprob}
+
+    content = [
+        {**value(entry.token, entry.logprob), "top_logprobs": [value(*top) for top in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}

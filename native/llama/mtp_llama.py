@@ -16,6 +16,7 @@ from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
 from ..chat.chat_answer import ChatAnswer
 from ..chat.chat_layer import AnswerSampling, ChatTemplate, Rendered, sample_answers
 from ..chat.chat_request import ChatRequest
+from ..chat.completion_request import check_completion
 from ..errors import NativeError
 from ..libraries.offload import idle_cpu_moe
 from ..runtime import llama_cpp
@@ -241,15 +242,16 @@ class MTPLlama(GeneratingModel):
             sampling.check(self._model.model)
             given = {**request.completion, "logit_bias": self._biases(request.layer)}
             answer = ChatAnswer(rendered, function)
-            completion: Any = self.create_completion(
+            completion = self._create_completion(
                 prompt=tokens,
+                chat=True,
                 **{
                     **given,
                     "stop": [*given["stop"], *rendered.stops],
                     "grammar": given["grammar"] or sampling,
                 },
             )
-            return answer.stream(completion) if given["stream"] else answer.whole(completion)
+            return answer.stream(completion) if given["stream"] else answer.whole(next(completion))
 
     def count_chat_tokens(self, *args: Any, **options: Any) -> int:
         """Return how many tokens `create_chat_completion` reads as its prompt with these arguments.
@@ -335,12 +337,18 @@ class MTPLlama(GeneratingModel):
         logprobs: int | None = None,
         echo: bool = False,
         stream: bool = False,
+        chat: bool = False,
         stopping_criteria: Any = None,
         **options: Any,
     ) -> Generator[Any, None, None]:
-        """Complete a prompt; a `max_tokens` of 0 evaluates it only, negative ones have no limit."""
-        if logprobs is not None and logprobs < 0:
-            raise NativeError(f"logprobs: expected 0 or more, found {logprobs}")
+        """Complete a prompt; a `max_tokens` of 0 evaluates it only, negative ones have no limit.
+
+        chat: give log-probabilities in the form of a chat completion's.
+        """
+        prompt = args[0] if args else options["prompt"]
+        check_completion(
+            {**options, "prompt": prompt, "max_tokens": max_tokens, "logprobs": logprobs}
+        )
         nothing = max_tokens == 0
         criteria = [lambda *_: nothing or self._model_lock.stopped, *(stopping_criteria or ())]
         record = None
@@ -358,8 +366,7 @@ class MTPLlama(GeneratingModel):
             "stopping_criteria": llama_cpp.StoppingCriteriaList(criteria),
         }
         chunks: Any = super()._create_completion(*args, **options)
-        prompt = args[0] if args else options["prompt"]
-        answer = Answer(self, prompt, record, echo=echo, nothing=nothing)
+        answer = Answer(self, prompt, record, echo=echo, nothing=nothing, chat=chat)
         read = answer.stream(chunks) if stream else answer.whole(chunks)
         return self._under_lease(self._recorded(record, preserved, read))
 

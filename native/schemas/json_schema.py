@@ -115,13 +115,13 @@ def schema_grammar(schema: Any) -> str:
 def response_schema(response_format: Any) -> Any:
     """Return the schema that a `response_format` asks for; None for any text.
 
-    Raises NativeError if it is none of OpenAI's API and of llama-server.
+    Raises NativeError, in the words of llama-server, if it is none of OpenAI's API and of its own.
     """
     where = "response_format"
     if response_format is None:
         return None
     if not isinstance(response_format, dict):
-        raise _expected(where, "an object", short(response_format))
+        raise _expected(where, "an object", _as_json(response_format))
     kind = response_format.get("type")
     if kind == "text":
         return None
@@ -131,7 +131,9 @@ def response_schema(response_format: Any) -> Any:
         schema = response_format["json_schema"].get("schema")
     else:
         formats = "type text, json_object, or json_schema with an object `json_schema`"
-        raise _expected(where, formats, short(response_format))
+        raise _expected(where, formats, _as_json(response_format))
+    if not isinstance(schema, dict | bool | None):
+        raise _expected(where, "a JSON schema that is an object", _as_json(schema))
     return ANY_OBJECT if schema is None or schema == {} else schema
 
 
@@ -550,6 +552,10 @@ def _enclosed(opening: str, contents: Sequence[str], closing: str) -> str:
 def _expected(where: str, expected: str, found: str) -> NativeError:
     place = f"the JSON schema at {where}" if where.startswith("#") else where
     return NativeError(f"{place}: expected {expected}, found {found}")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)[:80]
 
 
 def _refused(where: str, word: str) -> NativeError:

@@ -158,6 +158,12 @@ inline void check_sampling(common_json & body) {
     if (!top.is_null() && (!top.is_number() || (logprobs.is_boolean() && !logprobs.get<bool>()) || logprobs.is_null())) {
         refuse("top_logprobs", "a number, and logprobs of true beside it", top);
     }
+    if (top.is_number() && top.get<double>() < 0) {
+        refuse("top_logprobs", "0 or more", top);
+    }
+    if (top.is_number() && top.get<double>() < 1) {
+        body["top_logprobs"] = 1; // with 0 llama.cpp would not even give the log-probabilities of the tokens themselves
+    }
     const common_json bias  = member(body, "logit_bias");
     const auto        right = [](const common_json & value) { return value.is_number() || value.is_boolean(); };
     bool              all   = bias.is_null() || bias.is_object() || bias.is_array();

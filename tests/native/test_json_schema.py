@@ -117,7 +117,7 @@ class TestResponseFormat:
         [
             ({"type": "yaml"}, "response_format: expected type text, json_object, or json_schema"),
             ({"type": "json_schema"}, "json_schema with an object `json_schema`, found"),
-            ("json", "response_format: expected an object, found 'json'"),
+            ("json", 'response_format: expected an object, found "json"'),
             ({"type": "json_object", "schema": {"$ref": "#"}}, "response_format: llama.cpp cannot"),
             ({"type": "json_object", "schema": {"not": {}}}, "the JSON schema at #: expected"),
         ],

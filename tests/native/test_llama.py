@@ -512,6 +512,32 @@ def test_wrong_options(dial: Dial) -> None:
             load(dial("tiny"), **options)
 
 
+def test_wrong_arguments_of_completions(dial: Dial) -> None:
+    found: Any
+    with load(dial("tiny")) as llm:
+        for name, expected, values in (
+            (
+                "prompt",
+                "one text, or the tokens of one in a list",
+                (None, 5, ["a"], ["a", 5], b"a"),
+            ),
+            ("max_tokens", "a number", ("x", [])),
+            ("temperature", "a number", ("hot",)),
+            ("top_k", "a number", ("1",)),
+            ("logprobs", "a number", ("x",)),
+            ("logprobs", "0 or more", (-1,)),
+            ("logit_bias", "numbers by token", ("x", {5: "x"}, [5])),
+            ("stop", "text or a list of texts", (5, [5])),
+            ("grammar", "a LlamaGrammar", ('root ::= "x"',)),
+        ):
+            for found in values:
+                with pytest.raises(NativeError) as caught:
+                    llm.create_completion(**{"prompt": "aha", "max_tokens": 2, name: found})
+                assert str(caught.value) == f"{name}: expected {expected}, found {found!r}"
+        numbers: Any = {"temperature": np.float32(0), "max_tokens": np.int64(2)}
+        assert llm.create_completion(PROMPT, **numbers)["usage"]["completion_tokens"] == 2
+
+
 @pytest.mark.skipif(places.find_gpu() is not None, reason="there is a GPU")
 def test_layers_on_a_gpu_where_there_is_none(dial: Dial) -> None:
     """They stay on the CPU, as in llama.cpp, and a warning says so."""

@@ -60,6 +60,11 @@ MISTAKES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("completions", {"prompt": PROMPT, "grammar": "root ::= other"}),
     ("completions", {"prompt": ""}),
+    ("chat/completions", {"messages": "hi"}),
+    ("chat/completions", {"messages": [USER], "temperature": "hot"}),
+    ("chat/completions", {"messages": [USER], "top_logprobs": 3}),
+    ("completions", {"prompt": PROMPT, "max_tokens": -5}),
+    ("completions", {"prompt": None}),
 ]
 
 
@@ -156,6 +161,11 @@ def test_clients_are_told_the_same(dial: Dial) -> None:
         (400, "response_format", "the JSON schema at #", invalid),
         (400, "tool_choice", "tool_choice", invalid),
         (400, "grammar", "grammar", invalid),
+        (400, "prompt", "prompt", invalid),
+        (400, "messages", "messages", invalid),
+        (400, "temperature", "temperature", invalid),
+        (400, "top_logprobs", "top_logprobs", invalid),
+        (400, "max_tokens", "max_tokens", invalid),
         (400, "prompt", "prompt", invalid),
     ]
     (call,) = ours["forced"][0]["message"]["tool_calls"]

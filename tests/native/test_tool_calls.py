@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_cpp.llama_grammar import LlamaGrammar
 
 from mtp_gguf.native import MessagesError, MTPLlama, NativeError
 from support.models import DEMO, Models
@@ -150,6 +151,15 @@ def test_templates_without_calls(llm: MTPLlama, choice: Any, answer: Any) -> Non
     ((name, values),) = calls_of(found)
     assert name == "set_flags"
     assert set(values["flags"]) <= {"r", "w"}
+
+
+def test_a_text_that_ends_the_answers_of_a_family(llm: MTPLlama) -> None:
+    """Models of Laguna can spell the end of their turn, which is no token then."""
+    spelled = LlamaGrammar.from_string('root ::= "yes</assistant>no"', verbose=False)
+    laguna = "{# laguna_glm_thinking #}{{ messages[0].content }}"
+    for answer in (whole, streamed):
+        found = answer(llm, chat_template=laguna, grammar=spelled, tools=None, lift=False)
+        assert (found.message.content, found.finish_reason) == ("yes", "stop")
 
 
 def test_tokens_are_counted_without_generating(llm: MTPLlama) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from support.models import Files
 from support.real_server import DEPTH, running
@@ -24,6 +25,12 @@ from support.tools import OPEN_PATH, SET_FLAGS, TEMPLATE
 openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.server
+
+
+class Ticket(BaseModel):
+    crash: bool
+    urgent: bool
+
 
 CALL_TOKEN = "<tool_call>"
 NOT_DRAFTING: list[object] = ["--no-draft"]
@@ -59,7 +66,7 @@ class Caller:
             model="demo", messages=messages, temperature=0, max_tokens=512, **more
         )
 
-    def call(self, tools: list[Any], choice: str, messages: list[Any]) -> tuple[str, str]:
+    def call(self, tools: list[Any], choice: Any, messages: list[Any]) -> tuple[str, str]:
         """Name and arguments of the one call that the model answers with, streamed or not."""
         request: dict[str, Any] = {"tools": tools, "tool_choice": choice, "logit_bias": self._bias}
         request["parallel_tool_calls"] = False  # the lifted token would begin another, and another
@@ -71,6 +78,31 @@ class Caller:
         assert call.id
         whole = call.function.name, call.function.arguments
         assert self._streamed(messages, request) == whole
+        return whole
+
+    def several(self, tools: list[Any], messages: list[Any]) -> list[tuple[str, str]]:
+        """Names and arguments of the complete calls of an answer; the last one is cut off."""
+        asked: Any = {"tools": tools, "parallel_tool_calls": True, "logit_bias": self._bias}
+        calls = self.ask(messages, **asked).choices[0].message.tool_calls
+        assert len({call.id for call in calls}) == len(calls)
+        return [(call.function.name, call.function.arguments) for call in calls[:-1]]
+
+    def structured(self, messages: list[Any]) -> Ticket:
+        """An answer in the schema of a pydantic model."""
+        asked: Any = {"model": "demo", "temperature": 0, "max_tokens": 512}
+        parsed = self._client.chat.completions.parse(
+            messages=messages, response_format=Ticket, **asked
+        )
+        ticket: Ticket = parsed.choices[0].message.parsed
+        return ticket
+
+    def response(self, messages: list[Any]) -> str:
+        """The text of an answer of the Responses API, streamed or not."""
+        asked = {"model": "demo", "input": messages, "temperature": 0, "max_output_tokens": 16}
+        whole: str = self._client.responses.create(**asked).output_text
+        events = self._client.responses.create(**asked, stream=True)
+        kind = "response.output_text.delta"
+        assert "".join(event.delta for event in events if event.type == kind) == whole
         return whole
 
     def _streamed(self, messages: list[Any], request: dict[str, Any]) -> tuple[str, str]:
@@ -122,13 +154,28 @@ def conversation(caller: Caller) -> list[Any]:
     return [*seen, text.content]
 
 
+def other_answers(caller: Caller) -> list[Any]:
+    """A function by name, several calls at once, structured output, and the Responses API."""
+    question = [{"role": "user", "content": "Open the path."}]
+    tools = [OPEN_PATH, SET_FLAGS]
+    named = caller.call(tools, {"type": "function", "function": {"name": "set_flags"}}, question)
+    assert named[0] == "set_flags"
+    several = caller.several(tools, question)
+    assert len(several) > 1
+    for name, arguments in [named, *several]:
+        check_call(name, arguments, tools)
+    response = caller.response(question)
+    assert response == caller.ask(question).choices[0].message.content[: len(response)]
+    return [named, several, caller.structured(question), response]
+
+
 def test_a_client_gets_the_tool_calls_that_it_gets_without_drafting(
     patched_server: Path, files: Files, free_port: int
 ) -> None:
     model = files("ids", "demo")
     with calling(patched_server, model, free_port, NOT_DRAFTING) as caller:
-        want = conversation(caller)
+        want = conversation(caller), other_answers(caller)
         assert caller.drafted == 0
     with calling(patched_server, model, free_port, DRAFTING) as caller:
-        assert conversation(caller) == want
-        assert caller.drafted > len(want)
+        assert (conversation(caller), other_answers(caller)) == want
+        assert caller.drafted > 8

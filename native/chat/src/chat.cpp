@@ -113,7 +113,8 @@ void read_continuation(const json & request, common_chat_templates_inputs & inpu
     }
 }
 
-json to_json(const common_chat_params & params, const common_chat_templates_inputs & inputs) {
+// continues: whether a stream leaves out the message that is continued.
+json to_json(const common_chat_params & params, const common_chat_templates_inputs & inputs, bool continues) {
     json triggers = json::array();
     for (const auto & trigger : params.grammar_triggers) {
         triggers.push_back(json{ { "type", (int) trigger.type }, { "value", trigger.value } });
@@ -133,7 +134,7 @@ json to_json(const common_chat_params & params, const common_chat_templates_inpu
         { "parser", params.parser },
         { "reasoning_format", (int) inputs.reasoning_format },
         { "parse_tool_calls", calls },
-        { "is_continuation", inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE },
+        { "is_continuation", continues },
     };
 }
 
@@ -158,7 +159,9 @@ json render(mtp_chat * chat, json & request) {
     read_continuation(request, inputs);
     const auto params = mtp::render_chat(
         inputs, [&](const auto & given) { return common_chat_templates_apply(chat->templates.get(), given); });
-    json rendered                = to_json(params, inputs);
+    // As in llama-server, whose streams have a message that is continued because it is the last one.
+    const bool continues = request.contains("continue_final_message") && inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE;
+    json rendered                = to_json(params, inputs, continues);
     rendered["dropped_messages"] = request.at("dropped_messages");
     return rendered;
 }
