@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mtp_gguf.bench.explain import Cause, Measured, Usage, causes
@@ -19,7 +18,7 @@ from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from support.checkpoints import SPECS
 from support.commands import check_refusal, invoke, succeed
-from support.gguf_files import edited
+from support.gguf_files import edited, numbers_of, permute_projection, with_numbers
 from support.models import Models
 
 MACHINE = {"verification", "experts-on-cpu"}  # what this machine's load can decide
@@ -83,17 +82,7 @@ def test_no_head(whole: Path, tmp_path: Path) -> None:
 
 
 def test_the_head_of_another_fine_tune(whole: Path, tmp_path: Path) -> None:
-    def shuffle(tensors: dict[str, TensorCopy]) -> None:
-        name = "blk.4.nextn.eh_proj.weight"
-        tensor = tensors[name]
-        assert tensor.source is not None
-        values = np.frombuffer(tensor.source.read(tensor.offset, tensor.spec.nbytes), np.float16)
-        rows = values.reshape(tensor.spec.shape[::-1])
-        order = np.random.default_rng(3).permutation(tensor.spec.shape[0])
-        data = np.ascontiguousarray(rows[:, order]).tobytes()
-        tensors[name] = TensorCopy(tensor.spec, data=data)
-
-    cause = only(edited(whole, tmp_path / "other.gguf", tensors=shuffle))
+    cause = only(edited(whole, tmp_path / "other.gguf", tensors=permute_projection))
     assert cause["code"] == "other-fine-tune"
     assert cause["measured"]["acceptance"] < 0.15
 
@@ -102,10 +91,7 @@ def test_a_norm_raised_twice(whole: Path, tmp_path: Path) -> None:
     def raise_norms(tensors: dict[str, TensorCopy]) -> None:
         for name, tensor in tensors.items():
             if name.startswith("blk.4.") and "norm" in name:
-                assert tensor.source is not None
-                data = tensor.source.read(tensor.offset, tensor.spec.nbytes)
-                raised = np.frombuffer(data, np.float32) + np.float32(1)
-                tensors[name] = TensorCopy(tensor.spec, data=raised.tobytes())
+                tensors[name] = with_numbers(tensor, numbers_of(tensor) + 1)
 
     cause = only(edited(whole, tmp_path / "twice.gguf", tensors=raise_norms))
     assert cause["code"] == "norm-raised-twice"

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from typing import Any
 import pytest
 import typer
 
-from mtp_gguf.cli import app
 from mtp_gguf.cli.demo import PROMPT, shell_word
 from mtp_gguf.cli.options import parse_bytes
 from support.checkpoints import TINY
-from support.commands import MAIN, check_refusal, invoke, refused, spawn
+from support.commands import MAIN, all_commands, check_refusal, invoke, refused, spawn
 from support.models import Models
 
 USAGE, BROKEN_PIPE = 2, 141
@@ -61,21 +59,7 @@ def generated(model: Path, *options: object, **kwargs: Any) -> str:
     return done.stdout
 
 
-def commands() -> Iterator[tuple[str, Any]]:
-    """Every command with its name, those of `fastmtp` included."""
-    group = typer.main.get_command(app)
-    context = typer.Context(group)
-    for name in group.list_commands(context):  # type: ignore[attr-defined]
-        command = group.get_command(context, name)  # type: ignore[attr-defined]
-        inner = getattr(command, "commands", None)
-        yield from (
-            ((f"{name} {each}", found) for each, found in inner.items())
-            if inner
-            else ((name, command),)
-        )
-
-
-COMMANDS = dict(commands())
+COMMANDS = all_commands()
 
 
 class TestSpelling:

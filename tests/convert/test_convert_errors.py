@@ -305,26 +305,16 @@ class TestIndex:
 class TestSafetensorsHeader:
     """Only that the converter ends well; gguf_tools/test_safetensors.py breaks each field."""
 
-    @pytest.mark.parametrize("length", [0, 1, 1 << 20, 100_000_001, (1 << 63) - 1, (1 << 64) - 1])
-    def test_length(self, length: int, broken: Path, output: Path) -> None:
+    def test_length(self, broken: Path, output: Path) -> None:
         path = broken / "model.safetensors"
-        path.write_bytes(struct.pack("<Q", length) + path.read_bytes()[8:])
-        refuse(broken, output, "model.safetensors", "header length", str(length))
+        path.write_bytes(struct.pack("<Q", 100_000_001) + path.read_bytes()[8:])
+        refuse(broken, output, "model.safetensors", "header length", "100000001")
 
     @pytest.mark.parametrize(
         ("field", "value", "words"),
         [
             ("data_offsets", [0, 128], ["overlap"]),
-            ("data_offsets", [128, 0], ["[begin, end]"]),
-            ("data_offsets", [-128, 0], ["[begin, end]"]),
-            ("shape", [65], ["130 bytes", "128"]),
-            ("shape", [1 << 62, 8], ["model.norm.weight"]),
-            ("shape", [-64], ["whole numbers"]),
-            ("shape", [], ["2 bytes", "128"]),
             ("shape", [64, 1], ["model.norm.weight", "[64]", "[64, 1]"]),
-            ("dtype", "F32", ["256 bytes", "128"]),
-            ("dtype", "Q4", ["dtype", "'Q4'"]),
-            ("dtype", None, ["dtype", "None"]),
             ("dtype", "I16", ["model.norm.weight", "dtype", "I16"]),
         ],
     )
@@ -336,13 +326,6 @@ class TestSafetensorsHeader:
 
         edit_header(broken / "model.safetensors", edit)
         refuse(broken, output, "model.safetensors", *words)
-
-    def test_two_tensors_overlap(self, broken: Path, output: Path) -> None:
-        def edit(header: dict[str, Any]) -> None:
-            header["mtp.norm.weight"]["data_offsets"] = header["model.norm.weight"]["data_offsets"]
-
-        edit_header(broken / "model.safetensors", edit)
-        refuse(broken, output, "mtp.norm.weight", "overlap")
 
 
 class TestTensors:

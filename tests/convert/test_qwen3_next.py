@@ -18,13 +18,9 @@ from mtp_gguf.gguf_tools.vision import PROJECTOR, VisionTower, misfits
 from support.checkpoints import SPECS
 from support.commands import refused, succeed
 from support.gguf_files import edited
-from support.hub_commands import run_commands
-from support.hub_server import Hub
 from support.models import Models
 
 SPEC = replace(SPECS["next-fp8"], name="next-tiny", fp8=False, shards=1, seed=4)
-
-HUB_MODEL = "somebody/next-tiny"
 
 
 @pytest.mark.parametrize(
@@ -76,24 +72,6 @@ def test_graft_from_a_checkpoint(models: Models, tmp_path: Path) -> None:
     succeed("graft", base, "--from", models.checkpoint(SPEC), "--mtp-f16", "-o", out)
     assert " same\n" in succeed("compare", whole, out)
     with open_model(whole) as a, open_model(out) as b:
-        for name in a.tensors:
-            assert np.array_equal(a.read(name), b.read(name)), name
-
-
-def test_graft_from_the_hub(models: Models, tmp_path: Path) -> None:
-    """The same file as from a folder; of the weights, only ranges are fetched."""
-    base = models.convert(SPEC, "--no-mtp", "--quant", "Q8_0")
-    local, out = tmp_path / "local.gguf", tmp_path / "out.gguf"
-    folder = models.checkpoint(SPEC)
-    succeed("graft", "--no-check", base, "--from", folder, "--mtp-f16", "-o", local)
-    with Hub(HUB_MODEL, {"main": folder}) as hub:
-        command = ("graft", "--no-check", base, "--from", HUB_MODEL, "--mtp-f16", "-o", out)
-        (done,) = run_commands(hub, tmp_path / "home", command)
-        assert done.code == 0, done.stderr
-        assert "can draft: MTP head in block 2" in done.stdout
-        assert hub.weights_sent < (folder / "model.safetensors").stat().st_size
-    with open_model(local) as a, open_model(out) as b:
-        assert a.tensors.keys() == b.tensors.keys()
         for name in a.tensors:
             assert np.array_equal(a.read(name), b.read(name)), name
 

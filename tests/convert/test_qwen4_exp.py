@@ -6,20 +6,19 @@ model with the converter of llama.cpp b11549, which knows the head.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.heads.head import plain_shape
 from mtp_gguf.native.runtime import llama_cpp
 from support.commands import succeed
 from support.gguf_files import value_of
-from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream import compare
+from support.upstream.compare import without_ones
 from support.upstream.convert_upstream import convert
-from support.upstream.describe import Description, describe
+from support.upstream.describe import describe
 from support.upstream.families import (
     NEEDS_TRANSFORMERS,
     Family,
@@ -102,17 +101,9 @@ HEAD = {  # beside its layer, under the names of the published one; transformers
 
 
 def differences(expected: Path, found: Path) -> list[str]:
-    """Differences between two files, but for RATIOS and dimensions of 1, which ggml drops."""
-    ours, theirs = (_plain(describe(path)) for path in (found, expected))
-    return [
-        *tensor_differences(theirs.tensors, ours.tensors, order=False),
-        *metadata_differences(theirs, ours, allowed=(RATIOS,)),
-    ]
-
-
-def _plain(found: Description) -> Description:
-    tensors = {n: replace(t, shape=plain_shape(t.shape)) for n, t in found.tensors.items()}
-    return replace(found, tensors=tensors)
+    """Differences between two files, but for RATIOS and dimensions of 1."""
+    theirs, ours = (without_ones(describe(path)) for path in (expected, found))
+    return compare.differences(theirs, ours, (RATIOS,))
 
 
 FAMILY = Family(

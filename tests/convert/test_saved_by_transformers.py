@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from support.checkpoint_edits import BYTE_LEVEL, add_tokens
 from support.checkpoints import SPECS, TINY, Spec, write_checkpoint
 from support.commands import invoke
 from support.conversions import converted
-from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream import compare
+from support.upstream.compare import tensor_differences, without_ones
 from support.upstream.convert_upstream import convert as convert_upstream
 from support.upstream.describe import describe
 
@@ -50,14 +52,7 @@ def differences(model: Path, out: Path, *options: str, ignored: tuple[str, ...] 
     converted(model, out / "ours.gguf", "--quant", "BF16", *head, *options)
     ours = describe(out / "ours.gguf")
     theirs = describe(convert_upstream(model, out / "theirs.gguf", "bf16", options))
-    tensors = {
-        name: replace(t, shape=t.shape[:1]) if t.shape[1:] == (1,) else t
-        for name, t in theirs.tensors.items()
-    }
-    return [
-        *tensor_differences(tensors, ours.tensors, order=False),
-        *metadata_differences(theirs, ours, ignored),
-    ]
+    return compare.differences(without_ones(theirs), ours, ignored)
 
 
 # ------------------------------------------------------------------------------ whole models
@@ -214,23 +209,10 @@ def test_habits_of_configs(spec: Spec, name: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- habits of tokenizers
 
 Both = Callable[[dict[str, Any], dict[str, Any]], object]  # tokenizer.json, tokenizer_config.json
-BYTE_LEVEL = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": False,
-    "use_regex": False,
-}
 
 
 def added(*texts: str, **flags: bool) -> Both:
-    def edit(tokenizer: dict[str, Any], _: dict[str, Any]) -> None:
-        first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
-        off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-        tokenizer["added_tokens"] += [
-            {"id": first + i, "content": text, **off, **flags} for i, text in enumerate(texts)
-        ]
-
-    return edit
+    return lambda tokenizer, _: add_tokens(tokenizer, *texts, **flags)
 
 
 def processed(*steps: Any, **settings: Any) -> Both:

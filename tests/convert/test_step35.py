@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFReader
 
 from support.commands import refused, succeed
-from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream import compare
 from support.upstream.describe import describe
 from support.upstream.families import (
     NEEDS_TRANSFORMERS,
@@ -156,10 +156,7 @@ def differences(expected: Path, found: Path) -> list[str]:
             replace(d, tensors={n: t for n, t in d.tensors.items() if n != name})
             for d in (ours, theirs)
         )
-    return [
-        *tensor_differences(theirs.tensors, ours.tensors, order=False),
-        *metadata_differences(theirs, ours),
-    ]
+    return compare.differences(theirs, ours)
 
 
 def publish(folder: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from support.checkpoint_edits import edit_json
+from support import checkpoint_edits
+from support.checkpoint_edits import BYTE_LEVEL, edit_json
 from support.checkpoints import TINY
 from support.conversions import converted, refuse
 from support.gguf_files import loads, value_of
@@ -17,12 +18,6 @@ from support.models import Models
 
 TOKENS = "tokenizer.ggml.tokens"
 END, START = "<|endoftext|>", "<|im_start|>"
-BYTE_LEVEL = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": False,
-    "use_regex": False,
-}
 
 
 def section(path: Path) -> dict[str, Any]:
@@ -34,14 +29,10 @@ def section(path: Path) -> dict[str, Any]:
 
 
 def add_tokens(folder: Path, *texts: str, **flags: bool) -> None:
-    def edit(tokenizer: dict[str, Any]) -> None:
-        first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
-        off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-        tokenizer["added_tokens"] += [
-            {"id": first + i, "content": text, **off, **flags} for i, text in enumerate(texts)
-        ]
-
-    edit_json(folder / "tokenizer.json", edit)
+    edit_json(
+        folder / "tokenizer.json",
+        lambda tokenizer: checkpoint_edits.add_tokens(tokenizer, *texts, **flags),
+    )
 
 
 class TestWhatTrainingLeft:

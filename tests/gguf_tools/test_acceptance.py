@@ -9,12 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mtp_gguf.convert.heads import acceptance as graft_end
 from mtp_gguf.convert.heads import head_gate
-from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.heads.acceptance import LEAST
 from mtp_gguf.gguf_tools.machine import process_memory
 from mtp_gguf.gguf_tools.machine.text import human_bytes
@@ -23,7 +21,7 @@ from mtp_gguf.native.checks.acceptance import measure_acceptance, memory_needed
 from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.runtime import VARIABLE
 from support.commands import invoke, succeed
-from support.gguf_files import edited
+from support.gguf_files import edited, permute_projection
 
 # 59 of 140 when this was written, a few more or less where kernels round differently.
 GOOD, BAD = LEAST, 0.2
@@ -56,18 +54,6 @@ def graft(demo: Path, donor: Path, target: Path, *options: object) -> dict[str, 
     return fields
 
 
-def shuffle(tensors: dict[str, TensorCopy]) -> None:
-    """Permute the inputs of the head's projection, as if the head were trained otherwise."""
-    name = "blk.4.nextn.eh_proj.weight"
-    tensor = tensors[name]
-    assert tensor.source is not None
-    assert tensor.spec.type.name == "F16"
-    values = np.frombuffer(tensor.source.read(tensor.offset, tensor.spec.nbytes), np.float16)
-    rows = values.reshape(tensor.spec.shape[::-1])
-    order = np.random.default_rng(3).permutation(tensor.spec.shape[0])
-    tensors[name] = TensorCopy(tensor.spec, data=np.ascontiguousarray(rows[:, order]).tobytes())
-
-
 def test_the_models_own_head(demo: Path, tmp_path: Path) -> None:
     found = graft(demo, demo / "hf", tmp_path / "made.gguf", "--mtp-f16", "--fastmtp")["acceptance"]
     assert found["share"] == found["accepted"] / found["drafted"] > GOOD
@@ -83,7 +69,7 @@ def test_the_models_own_head(demo: Path, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_head_that_learned_something_else(demo: Path, tmp_path: Path) -> None:
-    donor = edited(demo / "whole.gguf", tmp_path / "donor.gguf", tensors=shuffle)
+    donor = edited(demo / "whole.gguf", tmp_path / "donor.gguf", tensors=permute_projection)
     arguments = (demo / "trunk.gguf", "--from", donor, "-o", tmp_path / "made.gguf")
     report = succeed("graft", *arguments)
     assert "of first drafts are accepted" in report
@@ -217,7 +203,7 @@ def test_reasons_not_to_measure(
 
 
 def test_doctor_finds_a_stale_head_when_it_may_load(demo: Path, tmp_path: Path) -> None:
-    stale = edited(demo / "whole.gguf", tmp_path / "stale.gguf", tensors=shuffle)
+    stale = edited(demo / "whole.gguf", tmp_path / "stale.gguf", tensors=permute_projection)
     found = json.loads(succeed("doctor", stale, "--load", "--json"))
     [finding] = [f for f in found["findings"] if f["code"] == "stale-head"]
     assert finding["severity"] == "warning"

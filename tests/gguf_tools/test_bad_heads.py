@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from mtp_gguf.convert.heads.acceptance import check_acceptance
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.heads.acceptance import LEAST
 from mtp_gguf.gguf_tools.progress import QUIET
 from support.commands import succeed
-from support.gguf_files import edited
+from support.gguf_files import edited, numbers_of, with_numbers
 from support.models import DEMO, Models
 
 Tensors = dict[str, TensorCopy]
@@ -26,20 +25,6 @@ PROJECTION = f"{HEAD}nextn.eh_proj.weight"
 NORMS = (f"{HEAD}nextn.enorm.weight", f"{HEAD}nextn.hnorm.weight")
 
 
-def values(tensor: TensorCopy) -> NDArray[np.float32]:
-    """The numbers of an F16 or F32 tensor, rows first."""
-    assert tensor.source is not None
-    dtype = {"F16": np.float16, "F32": np.float32}[tensor.spec.type.name]
-    raw = tensor.source.read(tensor.offset, tensor.spec.nbytes)
-    return np.frombuffer(raw, dtype).reshape(tensor.spec.shape[::-1]).astype(np.float32)
-
-
-def put(tensors: Tensors, name: str, new: NDArray[np.float32]) -> None:
-    spec = tensors[name].spec
-    dtype = {"F16": np.float16, "F32": np.float32}[spec.type.name]
-    tensors[name] = TensorCopy(spec, data=new.astype(dtype).tobytes())
-
-
 def rescale(seed: int, deviation: float = 1.2) -> Callable[[Tensors], None]:
     """The same head with norms as different as in large models.
 
@@ -47,14 +32,14 @@ def rescale(seed: int, deviation: float = 1.2) -> Callable[[Tensors], None]:
     """
 
     def edit(tensors: Tensors) -> None:
-        projection = values(tensors[PROJECTION])
+        projection = numbers_of(tensors[PROJECTION])
         width = projection.shape[1] // 2
         scales = np.exp(np.random.default_rng(seed).normal(0, deviation, 2 * width)).astype(
             np.float32
         )
         for name, part in zip(NORMS, (scales[:width], scales[width:]), strict=True):
-            put(tensors, name, values(tensors[name]) * part)
-        put(tensors, PROJECTION, projection / scales)
+            tensors[name] = with_numbers(tensors[name], numbers_of(tensors[name]) * part)
+        tensors[PROJECTION] = with_numbers(tensors[PROJECTION], projection / scales)
 
     return edit
 
@@ -72,16 +57,18 @@ def swapped_norms(tensors: Tensors) -> None:
 
 
 def permuted_rows(tensors: Tensors) -> None:
-    rows = values(tensors[PROJECTION])
-    put(tensors, PROJECTION, rows[np.random.default_rng(3).permutation(len(rows))])
+    rows = numbers_of(tensors[PROJECTION])
+    order = np.random.default_rng(3).permutation(len(rows))
+    tensors[PROJECTION] = with_numbers(tensors[PROJECTION], rows[order])
 
 
 def other_model(tensors: Tensors) -> None:
     random = np.random.default_rng(5)
     for name in [name for name in tensors if name.startswith(HEAD)]:
         if tensors[name].spec.type.name == "F16":
-            old = values(tensors[name])
-            put(tensors, name, (random.standard_normal(old.shape) * old.std()).astype(np.float32))
+            old = numbers_of(tensors[name]).astype(np.float32)
+            new = random.standard_normal(old.shape) * old.std()
+            tensors[name] = with_numbers(tensors[name], new)
 
 
 @pytest.fixture(scope="module")

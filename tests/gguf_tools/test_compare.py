@@ -22,7 +22,7 @@ from mtp_gguf.quantize import ggml
 from support.checkpoint_edits import edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import check_refusal, invoke, refused
-from support.gguf_files import edited
+from support.gguf_files import edited, numbers_of, with_numbers
 from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
@@ -50,13 +50,8 @@ def changed(source: Path, target: Path, name: str, change: Callable[[Any], Any])
     """A copy of a file with `change` applied to the rows of the F32 tensor `name`."""
 
     def edit(tensors: dict[str, TensorCopy]) -> None:
-        tensor = tensors[name]
-        assert tensor.source is not None
-        assert tensor.spec.type is F32
-        data = tensor.source.read(tensor.offset, tensor.spec.nbytes)
-        values = np.frombuffer(data, np.float32).reshape(tensor.spec.shape[::-1])
-        data = np.ascontiguousarray(change(values), np.float32).tobytes()
-        tensors[name] = TensorCopy(tensor.spec, data=data)
+        assert tensors[name].spec.type is F32
+        tensors[name] = with_numbers(tensors[name], change(numbers_of(tensors[name])))
 
     return edited(source, target, tensors=edit)
 

@@ -23,7 +23,14 @@ from mtp_gguf.native.libraries.replay import replays
 from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import invoke, refused, succeed
-from support.gguf_files import differing, edited, tensors_of, value_of
+from support.gguf_files import (
+    differing,
+    edited,
+    numbers_of,
+    tensors_of,
+    value_of,
+    with_numbers,
+)
 from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
@@ -84,12 +91,7 @@ def f32(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, TensorCo
 
     def edit(tensors: dict[str, TensorCopy]) -> None:
         for key in [n for n in tensors if name in n and n.startswith(HEAD)]:
-            tensor = tensors[key]
-            assert tensor.source is not None
-            data = tensor.source.read(tensor.offset, tensor.spec.nbytes)
-            values = np.frombuffer(data, np.float32).reshape(tensor.spec.shape[::-1])
-            made = np.ascontiguousarray(change(values), np.float32).tobytes()
-            tensors[key] = TensorCopy(tensor.spec, data=made)
+            tensors[key] = with_numbers(tensors[key], change(numbers_of(tensors[key])))
 
     return edit
 
@@ -405,10 +407,7 @@ def requantized(source: Path, target: Path) -> Path:
     def quantize(tensors: dict[str, TensorCopy]) -> None:
         name = HEAD + "nextn.eh_proj.weight"
         tensor = tensors[name]
-        assert tensor.source is not None
-        data = tensor.source.read(tensor.offset, tensor.spec.nbytes)
-        rows = np.frombuffer(data, np.float32).reshape(tensor.spec.shape[::-1])
-        packed = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.Q8_0)
+        packed = gguf.quants.quantize(numbers_of(tensor), gguf.GGMLQuantizationType.Q8_0)
         spec = TensorSpec(name, tensor.spec.shape, BY_NAME["Q8_0"])
         tensors[name] = TensorCopy(spec, data=packed.tobytes())
 
@@ -499,8 +498,7 @@ def norm_of(layer: int, value: float) -> Callable[[dict[str, TensorCopy]], None]
 
     def edit(tensors: dict[str, TensorCopy]) -> None:
         spec = tensors[f"blk.{layer}.post_attention_norm.weight"].spec
-        data = np.full(spec.shape[::-1], value, np.float32).tobytes()
-        tensors[spec.name] = TensorCopy(spec, data=data)
+        tensors[spec.name] = with_numbers(tensors[spec.name], np.full(spec.shape[::-1], value))
 
     return edit
 
@@ -542,6 +540,16 @@ def test_a_head_of_few_bits(models: Models, tmp_path: Path, monkeypatch: Any) ->
     assert doctor(cured, code=0)["findings"] == []
 
 
+def check_fault_and_fix(broken: Path, words: str, folder: Path) -> None:
+    """A fault of the draft vocabulary is named, and the command that the doctor names fixes it."""
+    faults = [f for f in doctor(broken, code=1)["findings"] if f["severity"] == "fault"]
+    assert {f["code"] for f in faults} == {"draft-vocabulary"}
+    assert any(words in f["text"] for f in faults), faults
+    (folder / "corpus.txt").write_text("def f(): pass\n" * 99)
+    cured = fixed(faults[0]["fix"].replace("FILES", "corpus.txt"), folder, broken)
+    assert doctor(cured, code=0)["findings"] == []
+
+
 @pytest.mark.parametrize(
     ("listed", "words"),
     [
@@ -560,13 +568,7 @@ def test_unsound_lists(
         keys[IDS] = Value(ValueType.U32, listed)
 
     broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=put)
-    fields = doctor(broken, code=1)
-    faults = [f for f in fields["findings"] if f["severity"] == "fault"]
-    assert {f["code"] for f in faults} == {"draft-vocabulary"}
-    assert any(words in f["text"] for f in faults), faults
-    (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
-    cured = fixed(faults[0]["fix"].replace("FILES", "corpus.txt"), tmp_path, broken)
-    assert doctor(cured, code=0)["findings"] == []
+    check_fault_and_fix(broken, words, tmp_path)
 
 
 def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
@@ -604,19 +606,11 @@ def test_unsound_maps(
     monkeypatch.chdir(tmp_path)
 
     def alter(tensors: dict[str, TensorCopy]) -> None:
-        tensor = tensors["d2t"]
-        assert tensor.source is not None
-        ids = np.frombuffer(tensor.source.read(tensor.offset, tensor.spec.nbytes), np.int64)
-        tensors["d2t"] = TensorCopy(tensor.spec, data=change(ids).astype(np.int64).tobytes())
+        tensors["d2t"] = with_numbers(tensors["d2t"], change(numbers_of(tensors["d2t"])))
 
     table = models.convert(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
     broken = edited(table, tmp_path / "b.gguf", tensors=alter)
-    faults = [f for f in doctor(broken, code=1)["findings"] if f["severity"] == "fault"]
-    assert {f["code"] for f in faults} == {"draft-vocabulary"}
-    assert any(words in f["text"] for f in faults), faults
-    (tmp_path / "corpus.txt").write_text("def f(): pass\n" * 99)
-    cured = fixed(faults[0]["fix"].replace("FILES", "corpus.txt"), tmp_path, broken)
-    assert doctor(cured, code=0)["findings"] == []
+    check_fault_and_fix(broken, words, tmp_path)
 
 
 def test_a_hidden_list_is_mentioned(models: Models, tmp_path: Path) -> None:

@@ -120,22 +120,15 @@ def test_show(models: Models, corpus: Path, tmp_path: Path) -> None:
     refused(tmp_path, "fastmtp", "show", models.convert(DENSE), words=("has no draft vocabulary",))
 
 
-@pytest.mark.parametrize(
-    ("listed", "words"),
-    [
-        ([0, 1, 2, 2, 1, 5, *range(898, 924)], "2 of its ids are repetitions, first 1 (2 times)"),
-        ([0, 1, 5000, *range(898, 924)], "1 of its ids are outside 0 to 1023, first 5000"),
-        ([0, 0, 3, 3, 3, 9], "relative to their index"),
-        ([0, 1, 2, 3], "special tokens (turn ends, tools, thinking) are not in it"),
-    ],
-)
-def test_faults_are_named(listed: list[int], words: str, models: Models, tmp_path: Path) -> None:
+def test_faults_are_named(models: Models, tmp_path: Path) -> None:
+    """As by the doctor, whose tests have each fault."""
+
     def put(keys: Metadata) -> None:
-        keys[IDS] = Value(ValueType.U32, listed)
+        keys[IDS] = Value(ValueType.U32, [0, 1, 2, 2, 1, 5, *range(898, 924)])
 
     broken = edited(models.convert(DENSE), tmp_path / "broken.gguf", metadata=put)
     shown = succeed("fastmtp", "show", broken)
-    assert words in shown
+    assert "2 of its ids are repetitions, first 1 (2 times)" in shown
     assert "mtp-gguf fastmtp add" in shown
 
 

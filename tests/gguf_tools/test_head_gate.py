@@ -13,7 +13,7 @@ from mtp_gguf.convert.heads.head_gate import FAIL, WARN, HeadGate, is_small
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.machine import process_memory
 from support.commands import invoke, refused, succeed
-from support.gguf_files import edited
+from support.gguf_files import edited, numbers_of, with_numbers
 from support.models import Models
 
 
@@ -104,12 +104,10 @@ def test_a_head_that_only_its_own_model_accepts(whole: Path, trunk: Path, tmp_pa
     def another(tensors: dict[str, TensorCopy]) -> None:
         """Permute the last norm, after which the head reads the hidden states."""
         tensor = tensors["output_norm.weight"]
-        assert tensor.source is not None
-        values = np.frombuffer(tensor.source.read(tensor.offset, tensor.spec.nbytes), np.float32)
+        values = numbers_of(tensor)
         order = np.random.default_rng(3).permutation(len(values))
-        scale = np.random.default_rng(4).choice([-1, 1], len(values)).astype(np.float32)
-        data = (values[order] * scale).tobytes()
-        tensors["output_norm.weight"] = TensorCopy(tensor.spec, data=data)
+        signs = np.random.default_rng(4).choice([-1, 1], len(values))
+        tensors["output_norm.weight"] = with_numbers(tensor, values[order] * signs)
 
     other = edited(trunk, tmp_path / "other.gguf", tensors=another)
     words = ("--from", whole, "-o", tmp_path / "made2.gguf")

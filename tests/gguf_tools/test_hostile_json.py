@@ -30,10 +30,10 @@ from support.checkpoints import TINY, Spec, write_checkpoint
 from support.commands import held, invoke
 from support.conversions import converted
 from support.json_mutations import Mutation, mutations
-from support.upstream.compare import metadata_differences, tensor_differences
+from support.upstream.compare import differences, without_ones
 from support.upstream.convert_upstream import convert
 from support.upstream.converter_pool import UpstreamError
-from support.upstream.describe import Description, describe
+from support.upstream.describe import describe
 
 SECONDS = 30  # of this process, whatever else the machine does
 MEMORY = 600 << 20  # what a process may grow by during a sweep
@@ -242,18 +242,6 @@ DEVIATIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def differences(theirs: Description, ours: Description, mutation: Mutation) -> list[str]:
-    tensors = {
-        name: replace(t, shape=t.shape[:1]) if t.shape[1:] == (1,) else t
-        for name, t in theirs.tensors.items()
-    }
-    allowed = [*ALWAYS, *(key for name in mutation.path for key in DEVIATIONS.get(str(name), ()))]
-    return [
-        *tensor_differences(tensors, ours.tensors, order=False),
-        *metadata_differences(theirs, ours, allowed),
-    ]
-
-
 def compared(model: Path, out: Path, mutation: Mutation) -> list[str]:
     """How our file differs from upstream's, where both write one."""
     ours, theirs = out / "ours.gguf", out / "theirs.gguf"
@@ -261,7 +249,9 @@ def compared(model: Path, out: Path, mutation: Mutation) -> list[str]:
     if result.exit_code:
         return []
     try:
-        found = differences(describe(convert(model, theirs, "bf16")), describe(ours), mutation)
+        want = without_ones(describe(convert(model, theirs, "bf16")))
+        keys = (key for name in mutation.path for key in DEVIATIONS.get(str(name), ()))
+        found = differences(want, describe(ours), [*ALWAYS, *keys])
         return [f"{mutation}: {line}" for line in found]
     except UpstreamError:
         return []

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +49,16 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.0)
 
 
+def ask(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
+    """Let this process ask `hub` for what is on the Hugging Face hub."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+
+
 @pytest.fixture
 def random_file(tmp_path: Path) -> Path:
     path = tmp_path / "data"
@@ -60,16 +68,6 @@ def random_file(tmp_path: Path) -> Path:
 
 # A file much larger than the first block.
 LARGE = dataclasses.replace(DENSE, name="large", layers=8, hidden=768, intermediate=1024)
-
-
-@contextmanager
-def chdir(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def big_header(models: Models, path: Path) -> Path:
@@ -157,10 +155,13 @@ def test_commands_take_addresses(models: Models, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- a base elsewhere
 
 
-def test_a_base_elsewhere_is_downloaded_once(models: Models, tmp_path: Path) -> None:
+def test_a_base_elsewhere_is_downloaded_once(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The base is downloaded into the output: two requests for headers, one for tensors."""
     whole, trunk = models.convert(LARGE, *UNIFORM), models.convert(LARGE, *UNIFORM, "--no-mtp")
-    with Web(trunk.parent) as web, chdir(tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with Web(trunk.parent) as web:
         url = web.url("model.gguf") + "?signature=1"
         succeed("graft", "--no-check", url, "--from", whole)
         assert [p.name for p in tmp_path.iterdir()] == ["model-MTP.gguf"]
@@ -184,12 +185,7 @@ def test_all_parts_elsewhere(
     whole = models.convert(DENSE, *UNIFORM, "--mtp-f16")
     with Hub("owner/model", {"main": folder}) as hub:
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        ask(monkeypatch, hub)
         base = "hf://owner/model/model-00001-of-00004.gguf"
         target = tmp_path / "made.gguf"
         succeed("graft", "--no-check", base, "--from", "owner/model", "--mtp-f16", "-o", target)
@@ -557,12 +553,7 @@ def test_a_graft_fetches_the_head_and_no_more(
     trunk = models.convert(spec, *UNIFORM, "--no-mtp")  # type: ignore[arg-type]
     head, headers = head_bytes(folder)
     with Hub(f"owner/{folder.name}", {"main": folder}) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        ask(monkeypatch, hub)
         counted: list[RemoteSource] = []
         made = RemoteSource.__init__
 
@@ -588,12 +579,7 @@ def test_a_graft_fetches_the_head_and_no_more(
 def on_hub(models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with the dense checkpoint as owner/model."""
     with Hub("owner/model", {"main": models.checkpoint(DENSE)}) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        ask(monkeypatch, hub)
         yield hub
 
 
@@ -613,12 +599,7 @@ def test_the_doctor_visits_the_hub(
     for name, code in (("dense-untied", 0), ("dense-no-mtp", 1)):
         folder = models.checkpoint(SPECS[name])
         with Hub("owner/model", {"main": folder, "v1": folder}) as hub:
-            monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
-            monkeypatch.setattr(
-                "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-                hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-            )
+            ask(monkeypatch, hub)
             monkeypatch.setattr(
                 "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / f"cache-{name}")
             )

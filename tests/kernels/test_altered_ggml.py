@@ -70,50 +70,44 @@ def added(file: str, before: str, field: str = "void * added[2];") -> tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("edit", "field"),
+    ("struct", "edit", "field"),
     [
-        (added(GGML, "int64_t ne[GGML_MAX_DIMS]; // number"), "ne"),
-        (added(GGML, "size_t  nb[GGML_MAX_DIMS]; // stride"), "nb"),
-        (added(GGML, "// compute data\n        enum ggml_op op;"), "op"),
-        (added(GGML, "// op params - allocated", "int32_t added[4];"), "op_params"),
-        (added(GGML, "struct ggml_tensor * src[GGML_MAX_SRC];"), "src"),
+        ("ggml_tensor", added(GGML, "int64_t ne[GGML_MAX_DIMS]; // number"), "ne"),
+        ("ggml_tensor", added(GGML, "size_t  nb[GGML_MAX_DIMS]; // stride"), "nb"),
+        ("ggml_tensor", added(GGML, "// compute data\n        enum ggml_op op;"), "op"),
+        ("ggml_tensor", added(GGML, "// op params - allocated", "int32_t added[4];"), "op_params"),
+        ("ggml_tensor", added(GGML, "struct ggml_tensor * src[GGML_MAX_SRC];"), "src"),
         (
+            "ggml_tensor",
             (GGML, "#define GGML_MAX_SRC            10", "#define GGML_MAX_SRC            12"),
             "view_src",
         ),
-        (added(GGML, "// source tensor and offset for views"), "view_src"),
-        (added(GGML, "size_t               view_offs;"), "view_offs"),
-        (added(GGML, "void * data;\n\n        char name"), "data"),
-        (added(GGML, "char name[GGML_MAX_NAME];\n\n        void * extra"), "name"),
+        ("ggml_tensor", added(GGML, "// source tensor and offset for views"), "view_src"),
+        ("ggml_tensor", added(GGML, "size_t               view_offs;"), "view_offs"),
+        ("ggml_tensor", added(GGML, "void * data;\n\n        char name"), "data"),
+        ("ggml_tensor", added(GGML, "char name[GGML_MAX_NAME];\n\n        void * extra"), "name"),
+        ("ggml_compute_params", added(IMPL, "// ith = thread index", "int added;"), "nth"),
+        ("ggml_compute_params", added(IMPL, "size_t wsize;"), "wsize"),
+        ("ggml_compute_params", added(IMPL, "void * wdata;"), "wdata"),
+        (
+            "ggml_compute_params",
+            added(IMPL, "struct ggml_threadpool * threadpool;", "size_t added;"),
+            "threadpool",
+        ),
+        ("ggml_compute_params", added(IMPL, "bool use_ref;"), "use_ref"),
+        (
+            "ggml_compute_params",
+            added(PLAN, "int n_threads;\n        struct ggml_threadpool"),
+            "threadpool",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_tensor_with_another_field(
-    tmp_path: Path, edit: tuple[str, str, str], field: str
+def test_a_struct_with_another_field(
+    struct: str, edit: tuple[str, str, str], field: str, tmp_path: Path
 ) -> None:
     reason, computed, right, _ = answer_of(tmp_path, edit)
-    assert reason.endswith(f": its ggml_tensor has another field {field} than expected")
-    assert computed == []
-    assert right == [True] * 3
-
-
-@pytest.mark.parametrize(
-    ("edit", "field"),
-    [
-        (added(IMPL, "// ith = thread index", "int added;"), "nth"),
-        (added(IMPL, "size_t wsize;"), "wsize"),
-        (added(IMPL, "void * wdata;"), "wdata"),
-        (added(IMPL, "struct ggml_threadpool * threadpool;", "size_t added;"), "threadpool"),
-        (added(IMPL, "bool use_ref;"), "use_ref"),
-        (added(PLAN, "int n_threads;\n        struct ggml_threadpool"), "threadpool"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_parameters_with_another_field(
-    tmp_path: Path, edit: tuple[str, str, str], field: str
-) -> None:
-    reason, computed, right, _ = answer_of(tmp_path, edit)
-    assert reason.endswith(f": its ggml_compute_params has another field {field} than expected")
+    assert reason.endswith(f": its {struct} has another field {field} than expected")
     assert computed == []
     assert right == [True] * 3
 

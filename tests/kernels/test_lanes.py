@@ -183,12 +183,22 @@ def test_copies_fill_their_rows_and_no_others(sweep: Sweep) -> None:
         assert (found[key][1::2] == 1).all(), key
 
 
-def test_scaled_rows_are_those_of_numpy(sweep: Sweep) -> None:
+@pytest.mark.parametrize(
+    ("fused", "parts", "count"),
+    [
+        ("scaled", "times", 2 * 2 * 4 * 2),  # rows of numpy
+        ("gated", "gated apart", 4 * 7 * 4),  # the three operations of a gated convolution
+        ("weighted sum", "sum of experts", 6 * 3 * 3 * 3),  # products and sums in order
+    ],
+)
+def test_what_is_computed_at_once_has_the_bits_of_its_parts(
+    fused: str, parts: str, count: int, sweep: Sweep
+) -> None:
     found = sweep("")
-    cases = [key for key in found if key.startswith("scaled/")]
-    assert len(cases) == 2 * 2 * 4 * 2
+    cases = [key for key in found if key.startswith(f"{fused}/")]
+    assert len(cases) == count
     for case in cases:
-        expected = found["times/" + case.split("/")[1]]
+        expected = found[f"{parts}/{case.split('/')[1]}"]
         np.testing.assert_array_equal(found[case], expected, err_msg=case)
 
 

@@ -20,7 +20,17 @@ from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECT
 from mtp_gguf.native.head import Head
 from support.commands import succeed
 from support.models import ROOT, Dial, Models
-from support.real_server import STEPS, TEXTS, beside, counts, drafted, running
+from support.real_server import (
+    STEPS,
+    TEXTS,
+    answers,
+    beside,
+    counts,
+    drafted,
+    drafts_of,
+    running,
+    tokens_of,
+)
 from support.upstream.nextn_models import write_models
 
 pytestmark = pytest.mark.server
@@ -196,15 +206,9 @@ def test_a_trained_qwen3_next(
     model = models.convert(trained, "--quant", quant, "--mtp-f16")
 
     def run(*passed: object, options: list[Any]) -> tuple[list[Any], int, int]:
-        with running(
-            patched_server, model, free_port, "--parallel", 1, *passed, options=options
-        ) as client:
-            results = [client.complete(text, n_predict=48) for text in TEXTS]
-        drafted, accepted = (
-            sum(result["timings"].get(key, 0) for result in results)
-            for key in ("draft_n", "draft_n_accepted")
-        )
-        return [result["tokens"] for result in results], drafted, accepted
+        asked = (patched_server, model, free_port, TEXTS, *passed)
+        results = answers(*asked, options=options, slots=1, n_predict=48)
+        return tokens_of(results), *drafts_of(results)
 
     plain, _, _ = run(options=["--no-draft"])
     for depth in (1, 2, 3):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from support.models import Files
-from support.real_server import TEXTS, certain, running
+from support.real_server import TEXTS, answers, certain, check_beginnings, running
 
 pytestmark = pytest.mark.server
 
@@ -64,15 +63,10 @@ def test_slots_verify_the_same_number_of_drafts(
 ) -> None:
     """Different numbers take a graph each, though each slot would choose another."""
     model, (log, passed) = files("ids", "demo"), verbose
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = [certain(client.complete(text, n_predict=LONG, n_probs=2)) for text in TEXTS[:SLOTS]]
-    with (
-        running(patched_server, model, free_port, *passed, *options) as client,
-        ThreadPoolExecutor(SLOTS) as pool,
-    ):
-        results = list(pool.map(partial(client.complete, n_predict=LONG), TEXTS[:SLOTS]))
-    for tokens, result in zip(want, results, strict=True):
-        assert result["tokens"][: len(tokens)] == tokens
+    asked = (patched_server, model, free_port, TEXTS[:SLOTS])
+    plain = answers(*asked, options=["--no-draft"], n_predict=LONG, n_probs=2)
+    results = answers(*asked, *passed, *options, slots=SLOTS, n_predict=LONG)
+    check_beginnings([certain(result) for result in plain], results)
     found = list(batches(log))
     print(f"{sum(map(len, found))} graphs for {len(found)} batches")
     assert len({tokens for graphs in found for _, tokens in graphs}) > 1

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.models import Files
-from support.real_server import PROMPTS, STEPS, TEXTS, certain, counts, refusal, running
+from support.real_server import (
+    PROMPTS,
+    STEPS,
+    TEXTS,
+    answers,
+    certain,
+    check_beginnings,
+    drafts_of,
+    refusal,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.server
 
@@ -43,14 +52,11 @@ def verbose(log: Path) -> Sequence[object]:
 def test_the_text_is_that_of_no_drafting(
     layout: str, more: Sequence[object], patched_server: Path, files: Files, free_port: int
 ) -> None:
-    model = files(layout, "demo")
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = [client.complete(text, n_predict=80)["tokens"] for text in TEXTS]
-    with running(patched_server, model, free_port, *more, options=AUTO) as client:
-        results = [client.complete(text, n_predict=80) for text in TEXTS]
-    assert [result["tokens"] for result in results] == want
-    drafting = [counts(result) for result in results if "draft_n" in result["timings"]]
-    offered, accepted = (sum(column) for column in zip(*drafting, strict=True))
+    asked = (patched_server, files(layout, "demo"), free_port, TEXTS)
+    want = tokens_of(answers(*asked, options=["--no-draft"], n_predict=80))
+    results = answers(*asked, *more, options=AUTO, n_predict=80)
+    assert tokens_of(results) == want
+    offered, accepted = drafts_of(results)
     assert 0 < accepted <= offered
 
 
@@ -58,17 +64,10 @@ def test_four_slots_choose_for_themselves(
     patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
     model, log = files("ids", "demo"), tmp_path / "log"
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = [certain(client.complete(text, n_probs=2)) for text in TEXTS]
-    passed = ("--parallel", 4, *verbose(log))
-    with (
-        running(patched_server, model, free_port, *passed, options=AUTO) as client,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        for _ in range(3):
-            results = pool.map(client.complete, TEXTS)
-            for tokens, result in zip(want, results, strict=True):
-                assert result["tokens"][: len(tokens)] == tokens
+    asked = (patched_server, model, free_port)
+    plain = answers(*asked, TEXTS, options=["--no-draft"], n_probs=2)
+    results = answers(*asked, TEXTS * 3, *verbose(log), options=AUTO, slots=4)
+    check_beginnings([certain(result) for result in plain] * 3, results)
     slots = chosen(log)
     assert set(slots) == {0, 1, 2, 3}
     assert all(max(offered) > 0 for offered in slots.values())
@@ -77,12 +76,11 @@ def test_four_slots_choose_for_themselves(
 def test_a_head_that_is_never_right_is_left_alone(
     patched_server: Path, dial: Any, tmp_path: Path, free_port: int
 ) -> None:
-    model, log = dial(hit=0.0), tmp_path / "log"
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = client.complete(PROMPTS[2], n_predict=LONG)["tokens"]
-    with running(patched_server, model, free_port, *verbose(log), options=AUTO) as client:
-        result = client.complete(PROMPTS[2], n_predict=LONG)
-    assert result["tokens"] == want
+    log = tmp_path / "log"
+    asked = (patched_server, dial(hit=0.0), free_port, PROMPTS[2:3])
+    want = answers(*asked, options=["--no-draft"], n_predict=LONG)
+    results = answers(*asked, *verbose(log), options=AUTO, n_predict=LONG)
+    assert tokens_of(results) == tokens_of(want)
     (offered,) = chosen(log).values()
     assert len(offered) > LONG - 10  # no token came of a draft
     later = offered[WARM:]
@@ -93,21 +91,19 @@ def test_a_head_that_is_always_right_drafts_deep(
     patched_server: Path, dial: Any, tmp_path: Path, free_port: int
 ) -> None:
     """The policy measures what drafts cost, so a busy machine gets three tries."""
-    model = dial("tiny-24", hit=1.0)
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = client.complete(PROMPTS[2], n_predict=LONG)["tokens"]
+    asked = (patched_server, dial("tiny-24", hit=1.0), free_port, PROMPTS[2:3])
+    want = answers(*asked, options=["--no-draft"], n_predict=LONG)
     depths = []
     for attempt in range(3):
         log = tmp_path / f"log{attempt}"
-        with running(patched_server, model, free_port, *verbose(log), options=AUTO) as client:
-            result = client.complete(PROMPTS[2], n_predict=LONG)
-        assert result["tokens"] == want
+        results = answers(*asked, *verbose(log), options=AUTO, n_predict=LONG)
+        assert tokens_of(results) == tokens_of(want)
         (offered,) = chosen(log).values()
         assert max(offered) <= MOST
         later = offered[len(offered) // 2 : -1]  # at its end a text has no room
         depths.append(sum(later) / len(later))
         if depths[-1] > 2:
-            assert counts(result) == (sum(offered), sum(offered))
+            assert drafts_of(results) == (sum(offered), sum(offered))
             return
     pytest.fail(f"mean depths {depths}, expected more than 2 in one of them")
 
@@ -117,8 +113,8 @@ def test_a_maximum_depth_can_be_given(
 ) -> None:
     log = tmp_path / "log"
     passed = (*verbose(log), "--spec-draft-n-max", "auto:2")
-    with running(patched_server, dial(hit=1.0), free_port, *passed, options=AUTO) as client:
-        client.complete(PROMPTS[2], n_predict=100)
+    asked = (patched_server, dial(hit=1.0), free_port, PROMPTS[2:3])
+    answers(*asked, *passed, options=AUTO, n_predict=100)
     (offered,) = chosen(log).values()
     assert max(offered) == 2
 

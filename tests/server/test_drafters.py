@@ -8,7 +8,7 @@ import pytest
 
 from support.drafters import write_drafter
 from support.models import Files
-from support.real_server import PROMPTS, running
+from support.real_server import PROMPTS, answers, drafts_of, tokens_of
 
 pytestmark = pytest.mark.server
 
@@ -20,10 +20,8 @@ def test_serve_drafts_with_it(
 ) -> None:
     base = files("base", "demo")
     drafter = write_drafter(tmp_path / "drafter.gguf", kind, base)
-    with running(patched_server, base, free_port, options=["--no-draft"]) as client:
-        want = [client.complete(prompt)["tokens"] for prompt in PROMPTS]
-    options = ["--head", drafter, "--spec-draft-n-max", 2]
-    with running(patched_server, base, free_port, options=options) as client:
-        results = [client.complete(prompt) for prompt in PROMPTS]
-    assert [result["tokens"] for result in results] == want
-    assert sum(result["timings"]["draft_n"] for result in results) > len(PROMPTS)
+    asked = (patched_server, base, free_port, PROMPTS)
+    want = tokens_of(answers(*asked, options=["--no-draft"]))
+    results = answers(*asked, options=["--head", drafter, "--spec-draft-n-max", 2])
+    assert tokens_of(results) == want
+    assert drafts_of(results)[0] > len(PROMPTS)

@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,14 @@ from support.real_server import (
     TIMEOUT,
     TOKENS,
     Client,
+    answers,
     beside,
     certain,
+    check_beginnings,
     counts,
     drafted,
     drafted_in,
+    drafts_of,
     running,
 )
 
@@ -270,22 +272,14 @@ def test_slots_share_the_graph_and_draft_as_alone(
     With a list that does not follow the texts, which all slots would share.
     """
     model, log = files("table", "demo"), tmp_path / "log"
-    with running(patched_server, files("ids", "demo"), free_port, options=["--no-draft"]) as client:
-        want = [certain(client.complete(text, n_probs=2, n_predict=48)) for text in TEXTS]
-    with running(patched_server, model, free_port, options=OPTIONS) as client:
-        alone = [client.complete(text, n_predict=48) for text in TEXTS]
-    passed = ("--parallel", slots, "--log-file", log, "--verbosity", 10)
-    with (
-        running(patched_server, model, free_port, *passed, options=OPTIONS) as client,
-        ThreadPoolExecutor(slots) as pool,
-    ):
-        together = list(pool.map(lambda text: client.complete(text, n_predict=48), TEXTS))
-    for tokens, result in zip(want, together, strict=True):
-        assert result["tokens"][: len(tokens)] == tokens
-    offered, accepted = (sum(column) for column in zip(*map(counts, together), strict=True))
-    offered_alone, accepted_alone = (
-        sum(column) for column in zip(*map(counts, alone), strict=True)
-    )
+    asked = (patched_server, model, free_port, TEXTS)
+    plain = answers(*asked, options=["--no-draft"], n_predict=48, n_probs=2)
+    alone = answers(*asked, options=OPTIONS, n_predict=48)
+    passed = ("--log-file", log, "--verbosity", 10)
+    together = answers(*asked, *passed, options=OPTIONS, slots=slots, n_predict=48)
+    check_beginnings([certain(result) for result in plain], together)
+    offered, accepted = drafts_of(together)
+    offered_alone, accepted_alone = drafts_of(alone)
     assert accepted / offered == pytest.approx(accepted_alone / offered_alone, rel=0.05)
     said = log.read_text(errors="replace")
     graphs = [int(n) for n in re.findall(r"drafting for (\d+) sequences in one graph", said)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.models import Files
-from support.real_server import TEXTS, counts, running
+from support.real_server import TEXTS, answers, drafts_of, tokens_of
 
 pytestmark = pytest.mark.server
 
@@ -23,17 +23,15 @@ DEPTHS = (1, 2, 3, 4, "auto")
 def test_the_text_is_the_same_at_every_depth(
     patched_server: Path, files: Files, free_port: int
 ) -> None:
-    model = files("ids", "demo")
-    with running(patched_server, model, free_port, *AS_SHIPPED, options=["--no-draft"]) as client:
-        results = [client.complete(text, n_predict=TOKENS) for text in PROMPTS]
-    want = [result["tokens"] for result in results]
+    asked = (patched_server, files("ids", "demo"), free_port, PROMPTS, *AS_SHIPPED)
+    results = answers(*asked, options=["--no-draft"], n_predict=TOKENS)
+    want = tokens_of(results)
     lengths = [result["timings"]["prompt_n"] for result in results]
     assert any(length < 256 < length + TOKENS for length in lengths), lengths
     assert any(length < 512 < length + TOKENS for length in lengths), lengths
     for depth in DEPTHS:
         options = ("--spec-draft-n-max", depth)
-        with running(patched_server, model, free_port, *AS_SHIPPED, options=options) as client:
-            results = [client.complete(text, n_predict=TOKENS) for text in PROMPTS]
-        assert [result["tokens"] for result in results] == want, depth
+        results = answers(*asked, options=options, n_predict=TOKENS)
+        assert tokens_of(results) == want, depth
         if depth != "auto":
-            assert sum(counts(result)[1] for result in results) > TOKENS / 2
+            assert drafts_of(results)[1] > TOKENS / 2

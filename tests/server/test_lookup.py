@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,16 @@ from mtp_gguf.native.lookup_files import Corpus
 from mtp_gguf.native.vocabulary import Vocabulary
 from support.chi_square import far_off, two_samples
 from support.models import Dial, Files
-from support.real_server import certain, counts, refusal, running
+from support.real_server import (
+    answers,
+    certain,
+    check_beginnings,
+    counts,
+    drafts_of,
+    refusal,
+    running,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.server
 
@@ -28,14 +36,11 @@ def test_the_text_is_that_of_no_drafting(
     options: tuple[Any, ...], patched_server: Path, files: Files, free_port: int
 ) -> None:
     """With depth auto, a fixed depth, and without a head; and drafts are accepted."""
-    model = files("plain", "demo")
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = [client.complete(text, n_predict=60)["tokens"] for text in TEXTS]
-    with running(patched_server, model, free_port, options=["--lookup", *options]) as client:
-        results = [client.complete(text, n_predict=60) for text in TEXTS]
-    assert [result["tokens"] for result in results] == want
-    drafting = [counts(result) for result in results if "draft_n" in result["timings"]]
-    offered, accepted = (sum(column) for column in zip(*drafting, strict=True))
+    asked = (patched_server, files("plain", "demo"), free_port, TEXTS)
+    want = tokens_of(answers(*asked, options=["--no-draft"], n_predict=60))
+    results = answers(*asked, options=["--lookup", *options], n_predict=60)
+    assert tokens_of(results) == want
+    offered, accepted = drafts_of(results)
     assert 30 < accepted <= offered
 
 
@@ -77,18 +82,11 @@ def test_sampled_texts_are_those_of_no_drafting(
 
 def test_four_slots_at_once(patched_server: Path, files: Files, free_port: int) -> None:
     """Each goes on with its own text."""
-    model = files("plain", "demo")
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = [certain(client.complete(text, n_probs=2)) for text in TEXTS]
-    options = ["--lookup", "--no-draft", "--parallel", 4]
-    with (
-        running(patched_server, model, free_port, options=options) as client,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        for _ in range(3):  # the slots change places, and prompts come from the cache
-            results = list(pool.map(client.complete, TEXTS))
-            for tokens, result in zip(want, results, strict=True):
-                assert result["tokens"][: len(tokens)] == tokens
+    asked = (patched_server, files("plain", "demo"), free_port)
+    plain = answers(*asked, TEXTS, options=["--no-draft"], n_probs=2)
+    # The slots change places, and prompts come from the cache.
+    results = answers(*asked, TEXTS * 3, options=["--lookup", "--no-draft"], slots=4)
+    check_beginnings([certain(result) for result in plain] * 3, results)
 
 
 def test_no_slot_sees_the_text_of_another(
@@ -111,16 +109,11 @@ def test_no_slot_sees_the_text_of_another(
 
 def test_a_file_without_a_head(patched_server: Path, files: Files, free_port: int) -> None:
     """Its recurrent state is rolled back, although nothing asks for that but the text."""
-    with running(
-        patched_server, files("base", "demo"), free_port, options=["--no-draft"]
-    ) as client:
-        want = client.complete(TEXTS[0], n_predict=60)["tokens"]
-    with running(
-        patched_server, files("base", "demo"), free_port, options=["--no-draft", "--lookup"]
-    ) as client:
-        result = client.complete(TEXTS[0], n_predict=60)
-    assert result["tokens"] == want
-    assert result["timings"]["draft_n_accepted"] > 10
+    asked = (patched_server, files("base", "demo"), free_port, TEXTS[:1])
+    want = answers(*asked, options=["--no-draft"], n_predict=60)
+    results = answers(*asked, options=["--no-draft", "--lookup"], n_predict=60)
+    assert tokens_of(results) == tokens_of(want)
+    assert drafts_of(results)[1] > 10
 
 
 def written_index(model: Path, folder: Path, *texts: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ from support.real_server import (
     STEPS,
     TEXTS,
     TOKENS,
-    Client,
+    answers,
+    counts,
     drafted,
+    drafts_of,
     listed_ids,
-    running,
+    tokens_of,
 )
 from support.sidecars import write_sidecar as write_published
 
@@ -81,17 +84,14 @@ def test_a_sidecar_next_to_a_base_drafts_from_its_vocabulary(
     base = Path(shutil.copy(files("base", "demo"), tmp_path / "model.gguf"))
     shutil.copy(sidecar, tmp_path)
     assert any(tensor.tensor_type.name == "Q4_K" for tensor in GGUFReader(base).tensors)
-    with running(patched_server, base, free_port, options=["--no-draft"]) as client:
-        want = [client.complete(text)["tokens"] for text in TEXTS]
+    asked = (patched_server, base, free_port, TEXTS)
+    want = tokens_of(answers(*asked, options=["--no-draft"]))
     log = tmp_path / "log"
     verbose = ("--log-file", log, "--verbosity", 10)
     depth = ("--spec-draft-n-max", DEPTH)
-    with running(patched_server, base, free_port, *verbose, options=depth) as client:
-        results = [client.complete(text) for text in TEXTS]
-    assert [result["tokens"] for result in results] == want
-    offered, accepted = (
-        sum(result["timings"][key] for result in results) for key in ("draft_n", "draft_n_accepted")
-    )
+    results = answers(*asked, *verbose, options=depth)
+    assert tokens_of(results) == want
+    offered, accepted = drafts_of(results)
     assert offered >= len(TEXTS) * TOKENS / (DEPTH + 1)
     assert accepted > LEAST_ACCEPTED * offered  # a map that is not heeded is hardly ever right
     assert listed_ids(sidecar) == set(IDS.tolist())
@@ -112,18 +112,12 @@ def test_a_publishers_head_drafts_as_the_models_own(
     write_published(whole, tmp_path / name, shared=shared)
     depth = ("--spec-draft-n-max", DEPTH)
 
-    def counts(client: Client) -> list[tuple[list[int], int, int]]:
-        results = [client.complete(text) for text in TEXTS]
-        return [
-            (result["tokens"], *(result["timings"][k] for k in ("draft_n", "draft_n_accepted")))
-            for result in results
-        ]
+    def ask(model: Path, *passed: object) -> list[dict[str, Any]]:
+        return answers(patched_server, model, free_port, TEXTS, *passed, options=depth)
 
-    with running(patched_server, whole, free_port, options=depth) as client:
-        wanted = counts(client)
-    assert sum(accepted for *_, accepted in wanted) > 0
-    with running(patched_server, base, free_port, options=depth) as client:
-        assert counts(client) == wanted
+    wanted, found = ask(whole), ask(base)
+    assert drafts_of(wanted)[1] > 0
+    assert tokens_of(found) == tokens_of(wanted)
+    assert [*map(counts, found)] == [*map(counts, wanted)]
     if not shared:
-        with running(patched_server, base, free_port, STEPS, options=depth) as client:
-            assert [tokens for tokens, *_ in counts(client)] == [tokens for tokens, *_ in wanted]
+        assert tokens_of(ask(base, STEPS)) == tokens_of(wanted)

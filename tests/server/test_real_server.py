@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,18 @@ from support.real_server import (
     TEXTS,
     TOKENS,
     VOCABULARY,
+    answers,
     beside,
     certain,
+    check_beginnings,
+    check_two_machines,
     drafted,
+    drafts_of,
     listed_ids,
     refusal,
     rpc_server,
     running,
+    tokens_of,
 )
 
 pytestmark = pytest.mark.server
@@ -64,8 +68,8 @@ def test_drafting_uses_the_list_and_leaves_the_text_alone(
 ) -> None:
     alone = layout in ("head", "sidecar")
     model = files("base" if alone else layout, spec)
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = [client.complete(prompt)["tokens"] for prompt in PROMPTS]
+    asked = (patched_server, model, free_port, PROMPTS)
+    want = tokens_of(answers(*asked, options=["--no-draft"]))
     listed = listed_ids(files(layout, spec))
     assert len(listed) == (LISTED if layout in ("ids", "table", "sidecar") else 0)
     if alone:
@@ -73,9 +77,8 @@ def test_drafting_uses_the_list_and_leaves_the_text_alone(
     log = tmp_path / "log"
     verbose = ("--log-file", log, "--verbosity", 10)
     depth = ("--spec-draft-n-max", DEPTH)
-    with running(patched_server, model, free_port, *verbose, options=depth) as client:
-        results = [client.complete(prompt) for prompt in PROMPTS]
-    assert [result["tokens"] for result in results] == want
+    results = answers(patched_server, model, free_port, PROMPTS, *verbose, options=depth)
+    assert tokens_of(results) == want
     for result in results:
         assert result["timings"]["draft_n"] >= TOKENS  # with almost no draft right
     tokens = drafted(log)
@@ -96,17 +99,13 @@ def test_a_trained_head_is_often_right(
     """Accepted drafts, too, give the text of a server that does not draft."""
     alone = layout == "sidecar"
     model = files("base" if alone else layout, "demo")
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = [client.complete(text)["tokens"] for text in TEXTS]
+    want = tokens_of(answers(patched_server, model, free_port, TEXTS, options=["--no-draft"]))
     if alone:
         model = beside(model, files(layout, "demo"), tmp_path)
     depth = ("--spec-draft-n-max", DEPTH)
-    with running(patched_server, model, free_port, options=depth) as client:
-        results = [client.complete(text) for text in TEXTS]
-    assert [result["tokens"] for result in results] == want
-    offered, accepted = (
-        sum(result["timings"][key] for result in results) for key in ("draft_n", "draft_n_accepted")
-    )
+    results = answers(patched_server, model, free_port, TEXTS, options=depth)
+    assert tokens_of(results) == want
+    offered, accepted = drafts_of(results)
     assert accepted > LEAST_ACCEPTED * offered
 
 
@@ -114,15 +113,15 @@ def test_the_trunks_probabilities_are_those_of_a_file_without_a_list(
     patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
     """To the last bit, with the head at work: its drafts are made and then thrown away."""
-    answers, depth = [], ("--spec-draft-n-max", DEPTH)
+    found, depth = [], ("--spec-draft-n-max", DEPTH)
     for layout in ("plain", "ids", "table"):
         log = tmp_path / layout
         passed = ("--spec-draft-n-min", 99, "--log-file", log, "--verbosity", 10)
-        with running(patched_server, files(layout), free_port, *passed, options=depth) as client:
-            results = [client.complete(prompt, n_probs=8) for prompt in PROMPTS]
-        answers.append([result["completion_probabilities"] for result in results])
+        asked = (patched_server, files(layout), free_port, PROMPTS)
+        results = answers(*asked, *passed, options=depth, n_probs=8)
+        found.append([result["completion_probabilities"] for result in results])
         assert len(drafted(log)) > len(PROMPTS) * TOKENS / 2
-    assert answers[0] == answers[1] == answers[2]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.sample(1)
@@ -130,19 +129,12 @@ def test_the_trunks_probabilities_are_those_of_a_file_without_a_list(
 def test_four_slots_at_once_with_prompts_used_again(
     layout: str, patched_server: Path, files: Files, free_port: int
 ) -> None:
-    model = files(layout, "demo")
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        want = [certain(client.complete(text, n_probs=2)) for text in TEXTS]
+    asked = (patched_server, files(layout, "demo"), free_port)
+    plain = answers(*asked, TEXTS, options=["--no-draft"], n_probs=2)
+    want = [certain(result) for result in plain]
     assert sum(map(len, want)) > len(TEXTS) * TOKENS / 2  # there is something to compare
-    slots, depth = ("--parallel", 4), ("--spec-draft-n-max", DEPTH)
-    with (
-        running(patched_server, model, free_port, *slots, options=depth) as client,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        for _ in range(3):
-            results = pool.map(client.complete, TEXTS)
-            for tokens, result in zip(want, results, strict=True):
-                assert result["tokens"][: len(tokens)] == tokens
+    depth = ("--spec-draft-n-max", DEPTH)
+    check_beginnings(want * 3, answers(*asked, TEXTS * 3, options=depth, slots=4))
 
 
 def test_a_checkpoint_of_another_prompt_is_not_restored(
@@ -166,18 +158,8 @@ def test_spread_over_two_machines_the_text_is_the_same(
 ) -> None:
     """Weights that are gathered at load reach devices that are not of this process, too."""
     build = patched_server.parent
-    model = files(layout)
-    answers: list[list[list[int]]] = []
     with rpc_server(build, free_ports[0]) as one, rpc_server(build, free_ports[1]) as two:
-        for more in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
-            log = tmp_path / f"log{len(answers)}"
-            options = ["--rpc", f"{one},{two}", *more]
-            passed = ("-ngl", 99, "--log-file", log, "--verbosity", 4)
-            with running(patched_server, model, free_ports[2], *passed, options=options) as client:
-                answers.append([client.complete(prompt)["tokens"] for prompt in PROMPTS])
-            for endpoint in (one, two):
-                assert re.search(rf"{endpoint}.* model buffer size", log.read_text())
-    assert answers[0] == answers[1]
+        check_two_machines(patched_server, files(layout), free_ports[2], tmp_path, (one, two))
 
 
 # ------------------------------------------------------------ files that must be refused

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.models import Files
-from support.real_server import DEPTH, PROMPTS, running
+from support.real_server import check_two_machines
 from support.serving import PATIENCE
 
 pytestmark = [
@@ -77,16 +76,6 @@ def test_two_machines_hold_the_model_and_the_text_is_the_same(
 ) -> None:
     """The head goes to the last device, where the model's last layer is."""
     model, program = files("ids", "demo"), patched_server.parent / "ggml-rpc-server"
-    answers: list[list[list[int]]] = []
     with machine(0, program) as one, machine(1, program) as two:
-        for more in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
-            log = tmp_path / f"log{len(answers)}"
-            options = ["--rpc", f"{one},{two}", *more]
-            passed = (driver, "-ngl", 99, "--log-file", log, "--verbosity", 4)
-            with running(patched_server, model, free_port, *passed, options=options) as client:
-                answers.append([client.complete(prompt)["tokens"] for prompt in PROMPTS])
-            for endpoint in (one, two):
-                assert re.search(rf"{endpoint}.* model buffer size", log.read_text())
-        text = log.read_text(errors="replace")
-    assert answers[0] == answers[1]
+        text = check_two_machines(patched_server, model, free_port, tmp_path, (one, two), driver)
     assert ("tokens in one graph on RPC1" in text) == (driver == "--spec-draft-fused"), text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.models import Files
-from support.real_server import TEXTS, running
+from support.real_server import TEXTS, answers, drafts_of, tokens_of
 
 pytestmark = pytest.mark.server
 
@@ -66,14 +66,11 @@ def test_a_draft_that_is_undone_takes_its_penalties_back(
     """Where the context has no snapshots, a checkpoint brings the sampler's state back, too."""
     ngrams = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", 2)
     greedy = {"repeat_penalty": 1.3, "frequency_penalty": 0.5, "n_predict": 64}
-    texts, offered, accepted = [], 0, 0
+    texts = []
     for passed in ((), ngrams):
-        with running(
-            patched_server, files("base", "demo"), free_port, *passed, options=["--no-draft"]
-        ) as client:
-            results = [client.complete(text * 4, **greedy) for text in TEXTS]
-        texts.append([result["tokens"] for result in results])
-        offered += sum(result["timings"].get("draft_n", 0) for result in results)
-        accepted += sum(result["timings"].get("draft_n_accepted", 0) for result in results)
+        asked = (patched_server, files("base", "demo"), free_port, [text * 4 for text in TEXTS])
+        results = answers(*asked, *passed, options=["--no-draft"], **greedy)
+        texts.append(tokens_of(results))
     assert texts[0] == texts[1]
+    offered, accepted = drafts_of(results)
     assert 0 < accepted < offered

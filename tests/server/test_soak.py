@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from support.models import Files
-from support.real_server import DEPTH, TEXTS, TOKENS, Client, certain, running
+from support.real_server import DEPTH, TEXTS, TOKENS, Client, answers, certain, running
 from support.serving import server_folder
 
 pytestmark = [
@@ -49,8 +49,8 @@ def cancel(client: Client, prompt: str) -> None:
 
 def test_many_clients_that_come_and_go(patched_server: Path, files: Files, free_port: int) -> None:
     model = files("table", "demo")
-    with running(patched_server, model, free_port, options=["--no-draft"]) as client:
-        texts = [certain(client.complete(text, n_probs=2)) for text in TEXTS]
+    plain = answers(patched_server, model, free_port, TEXTS, options=["--no-draft"], n_probs=2)
+    texts = [certain(result) for result in plain]
 
     # A limit on kept prompts that is reached within the first tenth.
     slots, depth = ("--parallel", SLOTS, "--cache-ram", 8), ("--spec-draft-n-max", DEPTH)

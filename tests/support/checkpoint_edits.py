@@ -61,6 +61,24 @@ def edit_json(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
+# The pre-tokenizer or decoder of byte-level BPE, with a split of its own before it.
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": False,
+    "use_regex": False,
+}
+
+
+def add_tokens(tokenizer: dict[str, Any], *texts: str, **flags: bool) -> None:
+    """Add tokens to the content of a tokenizer.json."""
+    first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
+    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    tokenizer["added_tokens"] += [
+        {"id": first + i, "content": text, **off, **flags} for i, text in enumerate(texts)
+    ]
+
+
 def add_mtp_layer(folder: Path, *, with_tensors: bool = True) -> None:
     """Claim a second MTP layer in a config that is not nested, with the tensors of the first."""
     edit_json(folder / "config.json", lambda config: config.update(mtp_num_hidden_layers=2))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.testing import CliRunner, Result
 
 from mtp_gguf.cli import app
@@ -19,6 +20,19 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """
 MAIN = "import sys; from mtp_gguf.cli import main; sys.argv[0] = 'mtp-gguf'; main()"
+
+
+def all_commands() -> dict[str, Any]:
+    """Every command by its name, those of `fastmtp` included."""
+    group = typer.main.get_command(app)
+    context = typer.Context(group)
+    found: dict[str, Any] = {}
+    for name in group.list_commands(context):  # type: ignore[attr-defined]
+        command = group.get_command(context, name)  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", None)
+        found |= {f"{name} {each}": c for each, c in inner.items()} if inner else {name: command}
+    assert found, "no command was found, so nothing would be tested"
+    return found
 
 
 def invoke(*arguments: object, input: str | None = None) -> Result:  # noqa: A002

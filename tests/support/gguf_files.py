@@ -10,7 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from gguf import GGUFReader, ReaderTensor
+from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
@@ -93,6 +95,29 @@ def greedy_text(path: Path, tokens: int = 24) -> list[int]:
             if len(generated) == tokens:
                 break
     return generated
+
+
+_DTYPES = {"F32": np.float32, "F16": np.float16, "I64": np.int64}
+
+
+def numbers_of(tensor: TensorCopy) -> NDArray[Any]:
+    """The numbers of a tensor that `edited` hands to an edit, rows first."""
+    assert tensor.source is not None
+    data = tensor.source.read(tensor.offset, tensor.spec.nbytes)
+    return np.frombuffer(data, _DTYPES[tensor.spec.type.name]).reshape(tensor.spec.shape[::-1])
+
+
+def with_numbers(tensor: TensorCopy, numbers: NDArray[Any]) -> TensorCopy:
+    """The same tensor with other numbers, in its type."""
+    data = numbers.astype(_DTYPES[tensor.spec.type.name]).tobytes()
+    return TensorCopy(tensor.spec, data=data)
+
+
+def permute_projection(tensors: dict[str, TensorCopy]) -> None:
+    """Permute the inputs of the head's projection, as if the head were trained otherwise."""
+    tensor = tensors["blk.4.nextn.eh_proj.weight"]
+    order = np.random.default_rng(3).permutation(tensor.spec.shape[0])
+    tensors[tensor.spec.name] = with_numbers(tensor, numbers_of(tensor)[:, order])
 
 
 Tensor = tuple[tuple[int, ...], TensorType, bytes]

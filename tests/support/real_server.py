@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -112,6 +113,60 @@ def running(
         yield Client(run, port)
         run.process.send_signal(signal.SIGINT)
         assert run.end() == 0
+
+
+def answers(
+    server: Path,
+    model: Path,
+    port: int,
+    prompts: Sequence[str | Sequence[int]],
+    *passed: object,
+    options: Sequence[object] = (),
+    slots: int = 0,
+    **request: Any,
+) -> list[dict[str, Any]]:
+    """What a server of its own answers: to one prompt after the other, or `slots` at once."""
+    passed += ("--parallel", slots) if slots else ()
+    with (
+        running(server, model, port, *passed, options=options) as client,
+        ThreadPoolExecutor(slots or 1) as pool,
+    ):
+        return list(pool.map(lambda prompt: client.complete(prompt, **request), prompts))
+
+
+def tokens_of(results: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """The text of each answer."""
+    return [result["tokens"] for result in results]
+
+
+def drafts_of(results: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Drafts offered and accepted in all answers."""
+    drafting = [counts(result) for result in results if "draft_n" in result["timings"]]
+    offered, accepted = (sum(column) for column in zip((0, 0), *drafting, strict=True))
+    return offered, accepted
+
+
+def check_beginnings(want: Sequence[list[int]], results: Sequence[dict[str, Any]]) -> None:
+    """Each answer begins with the tokens wanted: those of `certain`."""
+    for tokens, result in zip(want, results, strict=True):
+        assert result["tokens"][: len(tokens)] == tokens
+
+
+def check_two_machines(
+    server: Path, model: Path, port: int, folder: Path, machines: tuple[str, str], *passed: object
+) -> str:
+    """The text stays with drafts where two RPC servers hold the model; the log with drafts."""
+    texts = []
+    for draft in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
+        log = folder / f"log{len(texts)}"
+        options = ["--rpc", ",".join(machines), *draft]
+        logged = (*passed, "-ngl", 99, "--log-file", log, "--verbosity", 4)
+        texts.append(tokens_of(answers(server, model, port, PROMPTS, *logged, options=options)))
+        said = log.read_text(errors="replace")
+        for machine in machines:
+            assert re.search(rf"{machine}.* model buffer size", said)
+    assert texts[0] == texts[1]
+    return said
 
 
 def post_text(port: int, path: str, body: str) -> tuple[int, str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+
+from mtp_gguf.gguf_tools.heads.head import plain_shape
 
 from .describe import Description, Tensor, describe
 
@@ -71,10 +74,20 @@ def metadata_differences(
             yield f"{key}: expected {a[key]}, found {b[key]}"
 
 
-def file_differences(expected: Path, found: Path) -> list[str]:
-    """What differs between two files: tensors, in any order, and metadata."""
-    want, have = describe(expected), describe(found)
+def differences(want: Description, have: Description, allowed: Collection[str] = ()) -> list[str]:
+    """What differs between two files: tensors, in any order, and metadata but allowed keys."""
     return [
         *tensor_differences(want.tensors, have.tensors, order=False),
-        *metadata_differences(want, have),
+        *metadata_differences(want, have, allowed),
     ]
+
+
+def file_differences(expected: Path, found: Path) -> list[str]:
+    """`differences` between two files."""
+    return differences(describe(expected), describe(found))
+
+
+def without_ones(found: Description) -> Description:
+    """The same without last dimensions of 1, which ggml drops."""
+    tensors = {n: replace(t, shape=plain_shape(t.shape)) for n, t in found.tensors.items()}
+    return replace(found, tensors=tensors)
