@@ -283,7 +283,7 @@ OTHERS = {
     "hf download": "--local-dir",
     "llama-gguf-split": "--split",
     "inspect": "--model-base-url",
-    "lm_eval": "--batch_size --model_args --tasks",
+    "lm_eval": "--apply_chat_template --batch_size --model_args --tasks",
     "pip": "--find-links --force-reinstall --no-binary --no-build-isolation --no-cache-dir",
     "pip install": "--no-deps --no-index",
     "pytest": "--basetemp",

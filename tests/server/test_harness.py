@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.harness import check_completions
+from support.harness import check_chats, check_completions
 from support.models import Models
 from support.real_server import running
 
@@ -25,3 +25,11 @@ def test_local_completions_are_the_numbers_of_transformers(
     model = models.gguf("demo", "F32", "F32")
     with running(patched_server, model, free_port, "--parallel", 2, options=["--depth", 3]):
         check_completions(tmp_path, free_port, 4, tokenized_requests=tokenized)
+
+
+def test_local_chat_completions_are_the_answers_of_transformers(
+    patched_server: Path, models: Models, free_port: int, tmp_path: Path
+) -> None:
+    model = models.gguf("demo", "F32", "F32")
+    with running(patched_server, model, free_port, options=["--depth", 3]):
+        check_chats(tmp_path, free_port)

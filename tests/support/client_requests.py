@@ -446,6 +446,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "tokens that are a text": {"max_tokens": "many"},
     "a temperature that is a text": {"temperature": "hot"},
     "a budget of thinking that is a text": {"reasoning_budget_tokens": "x"},
+    "fewer than no likeliest tokens": {"logprobs": True, "top_logprobs": -1},
     "a schema that is a text": {"response_format": schema("y")},
     "thinking as something else": {"reasoning_format": "x"},
     "an effort that is a number": {"reasoning_effort": 5},
