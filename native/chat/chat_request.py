@@ -24,7 +24,7 @@ _SAMPLING = (
     *("presence_penalty", "frequency_penalty", "repeat_penalty", "logit_bias", "logprobs"),
     *("top_logprobs", "response_format"),
 )
-# OpenAI's, which change nothing here; the server ignores them, too.
+# OpenAI's, which change nothing here; the server counts tokens where `stream_options` asks for it.
 _IGNORED = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("verbosity", "prediction", "modalities", "stream_options", "web_search_options", "audio"),
