@@ -200,6 +200,10 @@ def test_tune_measures_writes_and_is_used(dial: Any, monkeypatch: pytest.MonkeyP
     assert done.stdout.endswith(f"written: {written}\n")
     (kept,) = read_profiles(written)
     assert kept.settings in [c.settings for c in kept.candidates]
+    plain = next(c.tok_s for c in kept.candidates if c.settings.depth == 0)
+    shown = re.search(r"^ *(\S+) tok/s +(\S+) x  ", done.stdout, re.MULTILINE)
+    assert shown
+    assert float(shown[2]) == pytest.approx(float(shown[1]) / plain, abs=0.02)
 
     # What the profile says is what generate does, unless the command line says otherwise.
     text = written.read_text(encoding="utf-8")

@@ -363,6 +363,16 @@ class TestRanking:
         assert ids[0] == 7
 
 
+def refuse(
+    option: str, path: Path, models: Models, *words: str, options: tuple[object, ...] = ()
+) -> None:
+    """A conversion that is given this file must fail, and name the option and the file."""
+    folder = path.parent / "output"
+    folder.mkdir(exist_ok=True)
+    arguments = [models.checkpoint(TINY), "-o", folder / "x.gguf", option, path, *options]
+    refused(arguments, option, path.name, *words, output=folder)
+
+
 class TestIdsFile:
     GIVEN = (500, 3, 501, 996, 0, 1023)
 
@@ -394,16 +404,10 @@ class TestIdsFile:
         ids = ids_of(models.checkpoint(TINY), tmp_path / "x.gguf", *options)
         assert ids == [*REQUIRED, *range(100, 100 + 60 - len(REQUIRED))]
 
-    def refuse(self, path: Path, models: Models, *words: str, size: int = 0) -> None:
-        folder = path.parent / "output"
-        folder.mkdir()
-        options = ["--fastmtp", size] if size else []
-        arguments = [models.checkpoint(TINY), "-o", folder / "x.gguf", "--fastmtp-ids", path]
-        refused([*arguments, *options], "--fastmtp-ids", path.name, *words, output=folder)
-
     def test_shorter_than_asked(self, models: Models, tmp_path: Path) -> None:
         path = self.write(tmp_path / "ids.txt", [1, 2, 3])
-        self.refuse(path, models, "expected 60 ids", "found 29", size=60)
+        options = ("--fastmtp", 60)
+        refuse("--fastmtp-ids", path, models, "expected 60 ids", "found 29", options=options)
 
     @pytest.mark.parametrize(
         ("ids", "words"),
@@ -420,7 +424,7 @@ class TestIdsFile:
     def test_invalid_ids(
         self, name: str, ids: Any, words: list[str], models: Models, tmp_path: Path
     ) -> None:
-        self.refuse(self.write(tmp_path / name, ids), models, *words)
+        refuse("--fastmtp-ids", self.write(tmp_path / name, ids), models, *words)
 
     @pytest.mark.parametrize(
         ("ids", "words"),
@@ -442,7 +446,7 @@ class TestIdsFile:
     def test_invalid_npy_files(
         self, ids: Any, words: list[str], models: Models, tmp_path: Path
     ) -> None:
-        self.refuse(self.write(tmp_path / "ids.npy", ids), models, *words)
+        refuse("--fastmtp-ids", self.write(tmp_path / "ids.npy", ids), models, *words)
 
     @pytest.mark.parametrize(
         "data",
@@ -460,7 +464,7 @@ class TestIdsFile:
     )
     def test_damaged_npy(self, data: bytes, models: Models, tmp_path: Path) -> None:
         (tmp_path / "ids.npy").write_bytes(data)
-        self.refuse(tmp_path / "ids.npy", models, "whole numbers")
+        refuse("--fastmtp-ids", tmp_path / "ids.npy", models, "whole numbers")
 
     @pytest.mark.parametrize(
         "text",
@@ -469,30 +473,16 @@ class TestIdsFile:
     )
     def test_not_numbers(self, text: str, models: Models, tmp_path: Path) -> None:
         (tmp_path / "ids.txt").write_text(text, encoding="latin-1")
-        self.refuse(tmp_path / "ids.txt", models, "expected whole numbers")
-
-    def test_missing(self, models: Models, tmp_path: Path) -> None:
-        self.refuse(tmp_path / "none.txt", models, "cannot be read", "No such file")
-
-    def test_folder(self, models: Models, tmp_path: Path) -> None:
-        (tmp_path / "ids.d").mkdir()
-        self.refuse(tmp_path / "ids.d", models, "cannot be read", "directory")
+        refuse("--fastmtp-ids", tmp_path / "ids.txt", models, "expected whole numbers")
 
 
-class TestCorpusFile:
-    def refuse(self, path: Path, models: Models, *words: str) -> None:
-        folder = path.parent / "output"
-        folder.mkdir()
-        arguments = [models.checkpoint(TINY), "-o", folder / "x.gguf", "--fastmtp-corpus", path]
-        refused(arguments, "--fastmtp-corpus", path.name, *words, output=folder)
+@pytest.mark.parametrize("option", ["--fastmtp-ids", "--fastmtp-corpus"])
+def test_files_that_cannot_be_read(option: str, models: Models, tmp_path: Path) -> None:
+    refuse(option, tmp_path / "none.txt", models, "cannot be read", "No such file")
+    (tmp_path / "folder").mkdir()
+    refuse(option, tmp_path / "folder", models, "cannot be read", "directory")
 
-    def test_missing(self, models: Models, tmp_path: Path) -> None:
-        self.refuse(tmp_path / "none.txt", models, "cannot be read", "No such file")
 
-    def test_folder(self, models: Models, tmp_path: Path) -> None:
-        (tmp_path / "texts").mkdir()
-        self.refuse(tmp_path / "texts", models, "cannot be read", "directory")
-
-    def test_empty(self, models: Models, tmp_path: Path) -> None:
-        (tmp_path / "empty.txt").touch()
-        self.refuse(tmp_path / "empty.txt", models, "no text in")
+def test_an_empty_corpus(models: Models, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    refuse("--fastmtp-corpus", tmp_path / "empty.txt", models, "no text in")

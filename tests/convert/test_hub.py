@@ -141,19 +141,15 @@ class TestFetches:
         commit = hub.commit("v2")
         assert succeeds(hub, output, "--revision", commit) == expected
 
-    def test_nothing_but_the_head_for_head_only(
-        self, hub: Hub, models: Models, output: Path, tmp_path: Path
+    @pytest.mark.parametrize(
+        ("option", "left_out"), [("--head-only", "model.layers."), ("--no-mtp", "mtp.")]
+    )
+    def test_no_shard_that_is_not_needed(
+        self, option: str, left_out: str, hub: Hub, models: Models, output: Path
     ) -> None:
-        succeeds(hub, output, "--head-only")
+        succeeds(hub, output, option)
         index = index_of(models.checkpoint(SHARDED))
-        needed = {f for name, f in index.items() if not name.startswith("model.layers.")}
-        assert needed < {*index.values()}
-        assert {f for f in hub.fetched() if f.endswith(".safetensors")} == needed
-
-    def test_no_head_for_no_mtp(self, hub: Hub, models: Models, output: Path) -> None:
-        succeeds(hub, output, "--no-mtp")
-        index = index_of(models.checkpoint(SHARDED))
-        needed = {f for name, f in index.items() if not name.startswith("mtp.")}
+        needed = {f for name, f in index.items() if not name.startswith(left_out)}
         assert needed < {*index.values()}
         assert {f for f in hub.fetched() if f.endswith(".safetensors")} == needed
 

@@ -206,8 +206,8 @@ def test_a_trained_qwen3_next(
     model = models.convert(trained, "--quant", quant, "--mtp-f16")
 
     def run(*passed: object, options: list[Any]) -> tuple[list[Any], int, int]:
-        asked = (patched_server, model, free_port, TEXTS, *passed)
-        results = answers(*asked, options=options, slots=1, n_predict=48)
+        asked = (patched_server, model, free_port, TEXTS)
+        results = answers(*asked, *passed, options=options, slots=1, n_predict=48)
         return tokens_of(results), *drafts_of(results)
 
     plain, _, _ = run(options=["--no-draft"])

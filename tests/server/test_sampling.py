@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_draft_that_is_undone_takes_its_penalties_back(
 ) -> None:
     """Where the context has no snapshots, a checkpoint brings the sampler's state back, too."""
     ngrams = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", 2)
-    greedy = {"repeat_penalty": 1.3, "frequency_penalty": 0.5, "n_predict": 64}
+    greedy: dict[str, Any] = {"repeat_penalty": 1.3, "frequency_penalty": 0.5, "n_predict": 64}
     texts = []
     for passed in ((), ngrams):
         asked = (patched_server, files("base", "demo"), free_port, [text * 4 for text in TEXTS])

@@ -156,7 +156,7 @@ def check_two_machines(
     server: Path, model: Path, port: int, folder: Path, machines: tuple[str, str], *passed: object
 ) -> str:
     """The text stays with drafts where two RPC servers hold the model; the log with drafts."""
-    texts = []
+    texts: list[list[list[int]]] = []
     for draft in (["--no-draft"], ["--spec-draft-n-max", DEPTH]):
         log = folder / f"log{len(texts)}"
         options = ["--rpc", ",".join(machines), *draft]
