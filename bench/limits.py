@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,13 +15,14 @@ from mtp_gguf.native.runtime import plugged_kernels
 from .result import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mtp_gguf.gguf_tools.model import Model
 
     from .result import CycleCosts, PrefillCosts
 
-_SECONDS = 0.25  # for each limit, each time; the best counts
+_SECONDS = 0.25  # for each limit, each time
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -58,25 +60,30 @@ def work_of(model: Model) -> Work:
     return Work(nbytes, products)
 
 
-def measure_limits(path: Path, threads: int, before: Limits | None) -> Limits | None:
+def measure_limits(path: Path, threads: int) -> Limits | None:
     """Measure what `threads` read of the file at `path` and multiply, in half a second.
 
-    The file should be in memory. before: what was measured earlier, when other programs may have
-    needed less of the machine. None if our kernels are not plugged in.
+    The file should be in memory. None if our kernels are not plugged in.
     """
     read = plugged_kernels.read_limit(np.memmap(path, mode="r"), threads, _SECONDS)
     products = plugged_kernels.product_limit(threads, _SECONDS)
     if not read or not products:
         return None
-    if before is not None:
-        read, products = max(read, before.read), max(products, before.products)
     return Limits(read, products)
 
 
-def reached(limits: Limits, work: Work, cycles: CycleCosts, prefill: PrefillCosts | None) -> Limits:
-    """Return the limits with the shares of them that the model reaches."""
+def reached(
+    measured: Sequence[Limits], work: Work, cycles: CycleCosts, prefill: PrefillCosts | None
+) -> Limits:
+    """Return the limits with the shares of them that the model reaches.
+
+    measured: between the rounds of `cycles`. What memory and processors leave to this program
+    changes from second to second, so medians are compared with medians.
+    """
+    read = median(limits.read for limits in measured)
+    products = median(limits.products for limits in measured)
     token_s = cycles.verify[0].median / 1e3
     of_prompt = None
     if prefill is not None:
-        of_prompt = work.products * prefill.tokens / (prefill.plain.median / 1e3) / limits.products
-    return Limits(limits.read, limits.products, work.nbytes / token_s / limits.read, of_prompt)
+        of_prompt = work.products * prefill.tokens / (prefill.plain.median / 1e3) / products
+    return Limits(read, products, work.nbytes / token_s / read, of_prompt)

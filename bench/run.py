@@ -106,7 +106,7 @@ class _Bench:
         self._environment: Environment | None = None
         self._cycles: list[CycleCosts] = []
         self._prefill: PrefillCosts | None = None
-        self._limits: Limits | None = None
+        self._limits: list[Limits] = []
         self._texts: list[InterleavedRuns] = []  # by context
         self._sizes: InterleavedRuns | None = None
         self._servers: list[ServerResult] = []
@@ -183,10 +183,9 @@ class _Bench:
                 filler[:_PROMPT_TOKENS],
                 blocks=rounds,
                 prefix=prefix,
-                step=lambda: self._schedule.step(COSTS, rounds),
+                step=lambda: self._costs_measured(COSTS, rounds),
             )
         )
-        self._measure_limits()
 
     def _measure_texts(self, model: BenchModel, prefix: Checkpoint | None) -> None:
         """All texts at every planned depth, interleaved."""
@@ -253,16 +252,18 @@ class _Bench:
             Setting(AUTO_MAX_DEPTH),
             filler[:PREFILL_TOKENS],
             rounds,
-            lambda: self._schedule.step(PREFILL, rounds + 1),
+            lambda: self._costs_measured(PREFILL, rounds + 1),
         )
-        self._measure_limits()
 
-    def _measure_limits(self) -> None:
+    def _costs_measured(self, key: Hashable, rounds: int) -> None:
+        """Measure the limits after a round of costs, of so many."""
         if self._options.gpu_layers == 0:
-            self._limits = measure_limits(self._path, self._options.threads, self._limits)
+            limits = measure_limits(self._path, self._options.threads)
+            self._limits += [limits] if limits else []
+        self._schedule.step(key, rounds)
 
     def _reached(self) -> Limits | None:
-        if self._limits is None:
+        if not self._limits:
             return None
         with open_model(self._path) as model:
             return reached(self._limits, work_of(model), self._cycles[0], self._prefill)

@@ -42,7 +42,7 @@ def test_shares() -> None:
     ms = summarize([20.0])
     cycles = CycleCosts(0, (ms,), (), ms)
     prompt = PrefillCosts(100, summarize([500.0]), ms, ms)
-    limits = Limits(read=50e9, products=1e12)
+    limits = [Limits(read=read, products=1e12) for read in (99e9, 50e9, 20e9)]
     found = reached(limits, Work(800_000_000, 1_000_000_000), cycles, prompt)
     assert (found.of_read, found.of_products) == pytest.approx((0.8, 0.2))
     alone = reached(limits, Work(800_000_000, 1_000_000_000), cycles, None)
@@ -52,18 +52,16 @@ def test_shares() -> None:
 HAS_KERNELS = plugged_kernels.instructions is not None
 
 
-def test_limits_are_the_best_that_was_measured(tmp_path: Path) -> None:
+def test_limits_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "16 MiB"
     path.write_bytes(bytes(1 << 24))
-    found = measure_limits(path, 1, None)
+    found = measure_limits(path, 1)
     if not HAS_KERNELS:
         assert found is None
         return
     assert found
     assert found.read > 1e7
     assert found.products > 1e8
-    high = Limits(1e18, 1e18)
-    assert measure_limits(path, 1, high) == high
 
 
 def test_what_is_too_small_to_be_read_in_threads() -> None:
