@@ -256,7 +256,7 @@ class _Bench:
         )
 
     def _costs_measured(self, key: Hashable, rounds: int) -> None:
-        """Measure the limits after a round of costs, of so many."""
+        """Measure the limits, and report that one of `rounds` of these costs is done."""
         if self._options.gpu_layers == 0:
             limits = measure_limits(self._path, self._options.threads)
             self._limits += [limits] if limits else []
