@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.machine.large_pages import read_in_large_pages
+from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.native import log
 from mtp_gguf.native.chat.generate import chat_writer
 from mtp_gguf.native.checks.model_file import check_trunk
@@ -91,6 +93,7 @@ class BenchModel:
         params.n_gpu_layers = gpu_layers
         params.load_mtp = False
         log.listen(False)
+        read_in_large_pages(shard_paths(path))
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise ModelRefusedError(f"{path}: llama.cpp cannot load it{log.indented_log()}")

@@ -17,9 +17,11 @@ from mtp_gguf.gguf_tools.depth_file import VARIABLE as DEPTH_FILE
 from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.hub.remote import on_hub
+from mtp_gguf.gguf_tools.machine.large_pages import read_in_large_pages
 from mtp_gguf.gguf_tools.machine.process_memory import free_memory
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
+from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings, find_profile
 from mtp_gguf.native.checks.head_types import type_without_drafts
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
@@ -377,7 +379,11 @@ def serve(
         typer.echo(json.dumps(_fields(command)) if as_json else shlex.join(command.words))
         return
     typer.echo(shlex.join(without_key(command.words)), err=True)
-    raise typer.Exit(_run(command, variables, found.path.name, as_json, example, open_page))
+    name = found.path.name
+    with status_line(f"reading {printable(name)}"):
+        files = {file.path for file in (served.file, served.head_file) if file}
+        read_in_large_pages([shard for file in files for shard in shard_paths(file)])
+    raise typer.Exit(_run(command, variables, name, as_json, example, open_page))
 
 
 def _head_type(

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..errors import FormatError, OutputError
 from ..hub.sources import FileSource, Source, StreamedSource
 from ..machine import os_files
+from ..machine.large_pages import reserve_large_pages
 from .copies import CANNOT_COPY, copy_ways, start_writing
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -75,7 +76,10 @@ class OutputFile:
         return self
 
     def _reserve(self) -> None:
-        """Reserve the disk space if the file system can, so that a full disk is noticed early."""
+        """Reserve the disk space if the file system can, so that a full disk is noticed early.
+
+        The pages in the system's cache are large ones, so that what reads the file next is fast.
+        """
         os.ftruncate(self._fd, self.size)
         if self.size and hasattr(os, "posix_fallocate"):
             try:
@@ -83,6 +87,7 @@ class OutputFile:
             except OSError as error:
                 if error.errno not in _CANNOT_RESERVE:
                     raise
+        reserve_large_pages(self._fd)
 
     def write(self, offset: int, data: "bytes | memoryview") -> None:
         """Write all of `data` at `offset`."""

@@ -10,7 +10,8 @@ import re
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from llama_cpp.llama_cache import LlamaRAMCache
 from llama_cpp.llama_grammar import LlamaGrammar
 from typer.testing import CliRunner
 
+from mtp_gguf.bench.model import BenchModel
 from mtp_gguf.cli.generate import generate as generate_command
 from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.gguf_tools.files.format import open_gguf
@@ -29,6 +31,7 @@ from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefu
 from mtp_gguf.native.libraries.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
 from support import places
+from support.cached_pages import in_large_pages, in_small_pages
 from support.gguf_files import Rewrite
 from support.models import Dial, Models
 
@@ -727,3 +730,23 @@ def test_the_command(dial: Dial, command: typer.Typer) -> None:
     record = json.loads(runner.invoke(command, [*arguments, "--json"]).stdout)
     assert record["text"] + "\n" == drafted.stdout
     assert record["cycles"] < 24
+
+
+@pytest.mark.parametrize(
+    ("loader", "large"),
+    [
+        (load, True),
+        (partial(load, use_mmap=False), False),
+        (partial(BenchModel, n_ctx=64, threads=1), True),
+    ],
+)
+def test_a_file_that_is_mapped_is_in_large_pages(
+    loader: Callable[[Path], AbstractContextManager[object]],
+    large: bool,
+    models: Models,
+    tmp_path: Path,
+) -> None:
+    contents = models.gguf("demo", "Q4_K_M", "F16").read_bytes()
+    path = in_small_pages(tmp_path / "model.gguf", contents)
+    with loader(path):
+        assert (in_large_pages(path) > 0.5) == large

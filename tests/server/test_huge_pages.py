@@ -12,6 +12,7 @@ import pytest
 from mtp_gguf.cli import serve
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.server import huge_pages
+from support.cached_pages import in_small_pages
 from support.commands import check_refusal, invoke
 from support.models import Files
 from support.real_server import PROMPTS, certain, running
@@ -114,11 +115,9 @@ def test_what_cannot_be_is_refused(
 # ------------------------------------------------------------ a server
 
 
-def huge_bytes(wrapper: int) -> int:
+def huge_bytes(wrapper: int, kind: str) -> int:
     """Memory in huge pages of the server that the process `wrapper` runs."""
-    found = re.search(
-        r"AnonHugePages:\s+(\d+) kB", (server_folder(wrapper) / "smaps_rollup").read_text()
-    )
+    found = re.search(rf"{kind}:\s+(\d+) kB", (server_folder(wrapper) / "smaps_rollup").read_text())
     assert found
     return int(found[1]) * 1024
 
@@ -137,6 +136,16 @@ def test_the_weights_of_a_server_are_in_huge_pages(
             texts.append(
                 json.dumps([certain(client.complete(text, n_probs=2)) for text in PROMPTS])
             )
-            found.append(huge_bytes(client.run.process.pid))
+            found.append(huge_bytes(client.run.process.pid, "AnonHugePages"))
     assert texts[0] == texts[1]
     assert found[1] - found[0] >= 1 << 21  # of 5 MB that need not begin at such a page
+
+
+@pytest.mark.server
+def test_a_file_is_mapped_in_huge_pages(
+    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+) -> None:
+    model = in_small_pages(tmp_path / "model.gguf", files("plain", "demo").read_bytes())
+    with running(patched_server, model, free_port) as client:
+        client.complete(PROMPTS[0])
+        assert huge_bytes(client.run.process.pid, "FilePmdMapped") >= 1 << 21
