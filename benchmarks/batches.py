@@ -1,15 +1,16 @@
 """Say how fast builds of llama.cpp and of ik_llama.cpp evaluate batches of a few sizes.
 
     python benchmarks/batches.py MODEL.gguf --ours FOLDER [--ours FOLDER] --ik SOURCE
-        [--copied] [--rounds 60] [--threads 2] [--kernels WORDS] [--tokens N]
+        [--copied] [--small-pages] [--rounds 60] [--threads 2] [--kernels WORDS] [--tokens N]
 
 FOLDER is one of `mtp-gguf build-server` (its second line); its headers are those of the
 llama-cpp-python that is installed with this Python. SOURCE is a checkout of ik_llama.cpp that is
 built in SOURCE/build. Each engine loads the model in a process that stays, and evaluates some
 batches when it is asked; the engines alternate in random order, so that a slow second affects all.
-`--copied` measures each a second time with the weights copied into huge pages, and each `--kernels`
-ours once more with these words in MTP_GGUF_KERNELS, such as 0 for ggml's own kernels, or
-fixed,hint,one_stream. `--tokens`, repeatable, are the sizes (1, 4, and 4 that begin a sequence).
+The model is read in large pages first, where the system can. `--small-pages` measures each a second
+time with a copy in pages of 4 KiB, `--copied` with the weights in huge pages of memory, and each
+`--kernels` ours once more with these words in MTP_GGUF_KERNELS, such as 0 for ggml's own kernels,
+or fixed,hint,one_stream. `--tokens`, repeatable, are the sizes (1, 4, and 4 that begin a sequence).
 Prints a table for each kind of batch: the median time, and the median over the rounds of an
 engine's speed divided by that of each other one, with the 95 % interval of that median (bootstrap).
 The first round warms up.
@@ -31,6 +32,7 @@ import numpy as np
 from two_builds import median_with_interval
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.machine.large_pages import read_in_large_pages
 from mtp_gguf.server.huge_pages import huge_page_environment
 
 
@@ -111,6 +113,16 @@ def ask(process: subprocess.Popen[str], kind: Kind) -> float:
     return float(answer)
 
 
+def copy_in_small_pages(file: Path, folder: Path) -> Path:
+    """Copy a file in parts that are too small for large pages of the system's cache."""
+    copy = folder / file.name
+    with file.open("rb") as source, copy.open("wb", buffering=0) as to:
+        while part := source.read(4096):
+            to.write(part)
+        os.fsync(to.fileno())
+    return copy
+
+
 def report(kind: Kind, times: dict[str, list[float]]) -> None:
     """Print the table of a kind of batch."""
     print(f"\n| {kind} | ms | {' | '.join(f'to {name}' for name in times)} |")
@@ -129,6 +141,7 @@ def main() -> None:
     parser.add_argument("--ours", type=Path, action="append", default=[], metavar="FOLDER")
     parser.add_argument("--ik", type=Path, metavar="SOURCE")
     parser.add_argument("--copied", action="store_true")
+    parser.add_argument("--small-pages", action="store_true")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kernels", action="append", default=[], metavar="WORDS")
@@ -168,13 +181,19 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         processes = {}
+        read_in_large_pages([arguments.model])
+        places = {"": (arguments.model, "0")}
+        if arguments.small_pages:
+            small = copy_in_small_pages(arguments.model, folder)
+            places[", small pages"] = (small, "0")
+        if arguments.copied:
+            places[", copied"] = (arguments.model, "1")
         for engine in engines:
             program = engine.compile(folder)
-            for copied in (False, True) if arguments.copied else (False,):
+            for place, (file, copied) in places.items():
                 for words in [None, *(arguments.kernels if engine.name != "ik" else ())]:
-                    name = engine.name + (", copied" if copied else "")
-                    name += f", {words}" if words is not None else ""
-                    options = (str(arguments.model), str(int(copied)), str(arguments.threads))
+                    name = engine.name + place + (f", {words}" if words is not None else "")
+                    options = (str(file), copied, str(arguments.threads))
                     processes[name] = start(stack, program, words, *options)
         times: dict[Kind, dict[str, list[float]]] = {
             kind: {name: [] for name in processes} for kind in kinds

@@ -359,8 +359,8 @@ def serve(
     if huge_pages:
         _check_room(served, server)
         variables = huge_page_environment(os.environ if variables is None else variables)
+    files = [one.path for one in (served.file, served.head_file) if one]
     if served.head_file is not None:
-        files = [one.path for one in (served.file, served.head_file) if one]
         costs = (server.path, wanted, settings, rpc, lookup, huge_pages, mtp_type)
         remembered = depth_file(files, *map(str, costs), *without_key([*given, *passed]))
         if remembered:
@@ -381,8 +381,8 @@ def serve(
     typer.echo(shlex.join(without_key(command.words)), err=True)
     name = found.path.name
     with status_line(f"reading {printable(name)}"):
-        files = {file.path for file in (served.file, served.head_file) if file}
-        read_in_large_pages([shard for file in files for shard in shard_paths(file)])
+        shards = [shard for file in dict.fromkeys(files) for shard in shard_paths(file)]
+        read_in_large_pages(shards)
     raise typer.Exit(_run(command, variables, name, as_json, example, open_page))
 
 

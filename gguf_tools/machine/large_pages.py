@@ -2,10 +2,10 @@
 
 A mapped file is read from that cache. CPUs have few entries for pages of 4 KiB, and their hardware
 prefetches within a page only: single tokens of the 0.8B shape on two cores of a Zen 4 are 1.2 to
-1.6 times as fast with large pages. Linux decides on the size when a part of a file comes into the
+1.4 times as fast with large pages. Linux decides on the size when a part of a file comes into the
 cache. What is written in small parts, or read with a small read-ahead, is in small pages until
-memory runs short. File systems differ: of Linux 6.18, ext4 and XFS have large pages, Btrfs and
-tmpfs have none.
+memory runs short. Of the file systems of Linux 6.18, ext4 and XFS have large pages, Btrfs and tmpfs
+have none.
 """
 
 import ctypes
@@ -43,22 +43,22 @@ class _Pages:
     def close(self) -> None:
         self._map.close()
 
-    def parts(self, length: int) -> Iterator[slice]:
+    def parts(self, length: int) -> Iterator[range]:
         for first in range(0, self._size, length):
-            yield slice(first, min(first + length, self._size))
+            yield range(first, min(first + length, self._size))
 
-    def read(self, part: slice) -> None:
+    def read(self, part: range) -> None:
         """Map what is in the cache, and read large pages of which nothing is there."""
         for at in range(part.start, part.stop, _PAGE):
             self._map.madvise(_POPULATE_READ, at, mmap.PAGESIZE)
 
-    def unmap(self, part: slice) -> None:
-        self._map.madvise(mmap.MADV_DONTNEED, part.start, part.stop - part.start)
+    def unmap(self, part: range) -> None:
+        self._map.madvise(mmap.MADV_DONTNEED, part.start, len(part))
 
-    def read_again(self, part: slice) -> bool:
+    def read_again(self, part: range) -> bool:
         """Read from the disk what no other process has mapped; whether large pages came of it."""
         self.unmap(part)
-        os.posix_fadvise(self._fd, part.start, part.stop - part.start, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self._fd, part.start, len(part), os.POSIX_FADV_DONTNEED)
         before = self.large()
         self.read(part)
         return _are_large(part, self.large() - before)
@@ -74,9 +74,9 @@ class _Pages:
         return 0
 
 
-def _are_large(part: slice, found: int) -> bool:
-    """Whether `found` bytes in large pages are nearly all of those that a part of a file can have."""
-    return found >= 0.9 * max(0, part.stop // _PAGE - -(-part.start // _PAGE)) * _PAGE
+def _are_large(part: range, found: int) -> bool:
+    """Whether `found` bytes in large pages are nearly all that a part, which begins one, has."""
+    return found >= 0.9 * (len(part) // _PAGE * _PAGE)
 
 
 @contextmanager
@@ -103,9 +103,10 @@ def reserve_large_pages(fd: int) -> None:
     with suppress(OSError):
         if os.fstat(fd).st_size <= free_memory():
             with _pages(fd) as pages:
-                for part in pages.parts(_PROBE) if pages else ():
-                    pages.read(part)
-                    pages.unmap(part)
+                if pages:
+                    for part in pages.parts(_PROBE):
+                        pages.read(part)
+                        pages.unmap(part)
 
 
 def read_in_large_pages(paths: Sequence[Path]) -> None:
@@ -130,14 +131,14 @@ def _read(pages: _Pages, seconds: float) -> float:
         pages.read(part)
         if seconds <= 0 or _are_large(part, pages.large() - before):
             continue
-        probe = slice(part.start, min(part.start + _PROBE, part.stop))
+        probe = range(part.start, min(part.start + _PROBE, part.stop))
         began = time.monotonic()
         large = pages.read_again(probe)
-        per_byte = (time.monotonic() - began) / (probe.stop - probe.start)
-        if not large or per_byte * (part.stop - part.start) > seconds:
+        per_byte = (time.monotonic() - began) / len(probe)
+        if not large or per_byte * len(part) > seconds:
             seconds = 0
             continue
         if probe.stop < part.stop:
-            pages.read_again(slice(probe.stop, part.stop))
+            pages.read_again(range(probe.stop, part.stop))
         seconds -= time.monotonic() - began
     return seconds

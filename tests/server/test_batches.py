@@ -15,7 +15,9 @@ from support.real_server import TEXTS, answers, certain, check_beginnings, runni
 pytestmark = pytest.mark.server
 
 SLOTS = 4
-LONG = 400  # tokens, so that the ends of texts, where there is less room for drafts, are few batches
+LONG = (
+    400  # tokens, so that the ends of texts, where there is less room for drafts, are few batches
+)
 PRINTED = re.compile(r"(ubatch_add:)|ubatch_print: +(n_seq_tokens|n_seqs|n_seqs_unq) += (\d+)")
 Graphs = list[tuple[int, int]]  # of each: sequences, tokens of each sequence
 
