@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtp_gguf.gguf_tools.heads.head import block_of
+from mtp_gguf.gguf_tools.memory import state_bytes
 from mtp_gguf.native.runtime import plugged_kernels
 
 from .result import Limits
@@ -28,10 +29,11 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class Work:
-    """What a token needs of the trunk's weights.
+    """What a token needs of the trunk.
 
-    nbytes: read for a single token, with its logits. products: for a token of a prompt, without
-    them: llama.cpp computes those of the last one only.
+    nbytes: of the memory for a single token: the weights, with those of its logits, and the
+    recurrent states twice, which are read and written. products: for a token of a prompt, without
+    its logits: llama.cpp computes those of the last one only.
     """
 
     nbytes: int
@@ -41,14 +43,14 @@ class Work:
 def work_of(model: Model) -> Work:
     """Sum up the trunk's weights; of experts, those that a token is routed to.
 
-    RequestError if the file does not tell which layers are the trunk's. Attention, recurrent
-    states and activations are not counted.
+    RequestError if the file does not tell which layers are the trunk's. The cache of attention
+    and activations are not counted.
     """
     layers = model.head.trunk_layers
     experts = model.first.integer(f"{model.architecture}.expert_count") or 1
     used = model.first.integer(f"{model.architecture}.expert_used_count") or 1
     output = _OUTPUT if _OUTPUT in model.tensors else _EMBEDDING
-    nbytes = products = 0
+    nbytes, products = 2 * state_bytes(model), 0
     for tensor in model.tensors.values():
         block = block_of(tensor.name)
         if (block is not None and block >= layers) or tensor.name == _EMBEDDING != output:

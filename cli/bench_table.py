@@ -79,7 +79,7 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
     if limits := result.limits:
         yield ""
         yield (
-            f"a single token reads the weights at {limits.of_read:.0%} of the "
+            f"a single token reads weights and states at {limits.of_read:.0%} of the "
             f"{limits.read / 1e9:.1f} GB/s that these threads read at most"
         )
         if limits.of_products is not None:

@@ -90,13 +90,18 @@ def draft_memory(
         whole_rows=whole,
         embedding_rows=embedding,
         cache=key_values * _F16_BYTES * positions,
-        state_copy=_recurrent_layers(trunk) * _layer_state(trunk) * _F32_BYTES,
+        state_copy=state_bytes(trunk),
         state_log=_recurrent_layers(trunk) * _layer_log(trunk) * _F32_BYTES,
         context=context,
         depth=depth,
         # llama.cpp keeps no snapshots of other architectures; a session copies the state once.
         copies=depth if trunk.architecture in REPLAYED else min(depth, 1),
     )
+
+
+def state_bytes(trunk: Model) -> int:
+    """Bytes of the recurrent states of one sequence."""
+    return _recurrent_layers(trunk) * _layer_state(trunk) * _F32_BYTES
 
 
 def _layer_state(model: Model) -> int:

@@ -34,6 +34,14 @@ def test_the_work_of_a_token(dial: Dial, shape: str) -> None:
         nbytes += int(tensor.n_bytes * times)
         if name != output and len(tensor.shape) > 1:
             products += int(prod(tensor.shape.tolist()) * times)
+    prefix = "qwen35moe" if "moe" in shape else "qwen35"
+    state, inner = (
+        int(reader.fields[f"{prefix}.ssm.{key}"].contents()) for key in ("state_size", "inner_size")
+    )
+    for name, tensor in tensors.items():
+        if name.endswith(".ssm_conv1d.weight"):
+            taps, channels = map(int, tensor.shape)
+            nbytes += 2 * 4 * ((taps - 1) * channels + state * inner)  # read and written, F32
     with open_model(dial(shape)) as model:
         assert work_of(model) == Work(nbytes, products)
 
