@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from .result import CycleCosts, PrefillCosts
 
-_SECONDS = 0.25  # for each limit, each time
+_EACH_SECONDS = 0.25
+LIMITS_SECONDS = 2 * _EACH_SECONDS  # for both limits, each time
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -67,8 +68,8 @@ def measure_limits(path: Path, threads: int) -> Limits | None:
 
     The file should be in memory. None if our kernels are not plugged in.
     """
-    read = plugged_kernels.read_limit(np.memmap(path, mode="r"), threads, _SECONDS)
-    products = plugged_kernels.product_limit(threads, _SECONDS)
+    read = plugged_kernels.read_limit(np.memmap(path, mode="r"), threads, _EACH_SECONDS)
+    products = plugged_kernels.product_limit(threads, _EACH_SECONDS)
     if not read or not products:
         return None
     return Limits(read, products)

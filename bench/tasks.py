@@ -9,6 +9,7 @@ from mtp_gguf.gguf_tools.profile import AUTO
 
 from .costs import PREFILL_TOKENS
 from .estimate import Estimate
+from .limits import LIMITS_SECONDS
 from .options import COST_DEPTH, BenchOptions
 from .plan import Amount, Task
 
@@ -31,6 +32,7 @@ def make_tasks(
 ) -> list[Task]:
     """All tasks, most important first. prompts: token ids by kind. size: bytes of the file."""
     o = options
+    limits = 0.0 if o.gpu_layers else LIMITS_SECONDS
 
     def chosen(amount: Amount) -> list[Sequence[int]]:
         return [p for texts in prompts.values() for p in texts[: amount.prompts]]
@@ -48,8 +50,11 @@ def make_tasks(
         opening = COST_DEPTH * (estimate.open_ms + tokens * estimate.prompt_ms)
         return amount.rounds * (4 * estimate.round_of_cycles_ms() + opening) / 1e3
 
+    def first_costs(amount: Amount) -> float:
+        return costs(amount) + amount.rounds * limits
+
     def prefill(amount: Amount) -> float:
-        return (amount.rounds + 1) * 2 * PREFILL_TOKENS * estimate.prompt_ms / 1e3
+        return (amount.rounds + 1) * (2 * PREFILL_TOKENS * estimate.prompt_ms / 1e3 + limits)
 
     def sample(amount: Amount) -> float:
         return generating(2, Amount(1, min(amount.tokens, SAMPLE_TOKENS), 1))
@@ -89,7 +94,13 @@ def make_tasks(
     ]
     other_server_depths = [d for d in o.server_depths if d not in _ESSENTIAL_SERVER_DEPTHS]
     return [
-        Task(COSTS, "costs of a cycle", f"chains of 0 to {COST_DEPTH} drafts", costs, needed=True),
+        Task(
+            COSTS,
+            "costs of a cycle",
+            f"chains of 0 to {COST_DEPTH} drafts",
+            first_costs,
+            needed=True,
+        ),
         *map(depth_task, essential),
         Task(SAMPLE, "texts token by token", "", sample, needed=True),
         Task(PREFILL, f"a prompt of {PREFILL_TOKENS}", "with and without the head", prefill),

@@ -128,6 +128,13 @@ def test_tasks_are_ordered_by_importance() -> None:
     seconds = {w.key: w.seconds(Amount(1, 64, 3)) for w in tasks}
     # Three rounds of two prompts of 30 and 50 tokens at 4 ms, answers at 20 ms a token, a context.
     assert seconds["depth", 0] == pytest.approx(3 * (80 * 4 + 2 * 64 * 20 + 100) / 1e3)
+    # Limits of the machine are measured after each round of costs; with a GPU there are none.
+    on_gpu = {
+        w.key: w.seconds(Amount(1, 64, 3))
+        for w in make_tasks(options(gpu_layers=1), ESTIMATE, prompts, 10**9)
+    }
+    less = {key: seconds[key] - on_gpu[key] for key in on_gpu if seconds[key] != on_gpu[key]}
+    assert less == pytest.approx({("costs",): 3 * 0.5, ("prefill",): 4 * 0.5})
     # A server is interleaved with our session and slower: more than twice the texts alone.
     wanted = options(servers=[LlamaServer(Path("s"), "v", True, *[False] * 8)])
     server = make_tasks(wanted, ESTIMATE, prompts, 10**9)
