@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
-
 from .process_memory import free_memory
 
 _PAGE = 2 << 20
@@ -34,6 +32,8 @@ class _Pages:
     """The pages of an open file in the cache."""
 
     def __init__(self, fd: int, size: int) -> None:
+        import numpy as np  # noqa: PLC0415  (slow to import, and needed for a file only)
+
         self._fd, self._size = fd, size
         self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         address = np.frombuffer(self._map, np.uint8).ctypes.data
