@@ -64,6 +64,7 @@ def test_qwen3_next(dial: Any) -> None:
     assert tune(path, task, _hush).profile is not None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hit", [0.0, 0.7, 1.0])
 def test_bench_measures_the_acceptance_rate_of_the_synthetic_model(dial: Any, hit: float) -> None:
     path, seen = dial("tiny", hit=hit), []

@@ -87,6 +87,7 @@ def test_rounds_alternate(dial: Any, server: LlamaServer, events: list[str]) -> 
     assert f"{drafting.times and drafting.times.median:.2f}" in lines[at + 4].split()
 
 
+@pytest.mark.thorough
 def test_alone_where_two_do_not_fit(
     dial: Any,
     server: LlamaServer,

@@ -73,7 +73,7 @@ def as_kept(values: Floats, cache: str) -> npt.NDArray[np.float64]:
     return dequantize(quantize(values, kind), kind).reshape(values.shape).astype(np.float64)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("lanes", ["", "avx2", "0"])
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("length", LENGTHS)

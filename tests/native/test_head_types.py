@@ -53,6 +53,7 @@ def test_threads_change_nothing(models: Models) -> None:
     assert np.array_equal(one, three)
 
 
+@pytest.mark.thorough
 def test_every_type_that_is_offered(models: Models) -> None:
     path = models.gguf(DEMO, "F16", "F16")
     with pytest.raises(NativeError) as refused:

@@ -76,6 +76,7 @@ def test_a_plan_and_a_card_write_nothing(hub: UploadHub, tmp_path: Path) -> None
     assert hub.created is None
 
 
+@pytest.mark.thorough
 def test_published_files_are_those_of_convert(
     hub: UploadHub, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -393,6 +393,7 @@ def test_a_signal_to_us_alone_ends_the_compilers(
     compiler.wait(timeout=PATIENCE)  # until init has noticed, too
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_to_an_install_ends_the_compilers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -80,6 +80,7 @@ def check(found: dict[str, Any], wanted: Any) -> None:
             assert ours == pytest.approx(theirs, abs=CLOSE)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("stream", [False, True], ids=["", "stream"])
 @pytest.mark.parametrize("max_tokens", [0, 12])
 @pytest.mark.parametrize("prompt", [SHORT, EURO, LONG, IDS], ids=["short", "euro", "long", "ids"])

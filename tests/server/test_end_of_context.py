@@ -53,7 +53,7 @@ def expected(patched_server: Path, dial: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sessions", [False, True], ids=["", "sessions"])
 @pytest.mark.parametrize("depth", [*range(1, 9), "steps"])
 def test_drafts_do_not_end_it_earlier(

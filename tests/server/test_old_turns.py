@@ -76,6 +76,7 @@ def answered(port: int, body: dict[str, Any], path: str = "/v1/chat/completions"
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("calls", [False, True], ids=["talk", "calls"])
 @pytest.mark.parametrize("n", [0, 10, 17, 24, 40, 90])
 def test_whole_turns_are_left_out(n: int, calls: bool, port: int, python: Any) -> None:
@@ -99,6 +100,7 @@ def test_whole_turns_are_left_out(n: int, calls: bool, port: int, python: Any) -
         assert length > ROOM - ROOM // 4 - 80
 
 
+@pytest.mark.sample(1)
 def test_what_remains_is_in_the_cache(port: int, python: Any) -> None:
     """A growing chat loses turns seldom; in between only what is new is read."""
     for program in ("server", "python"):

@@ -128,6 +128,7 @@ def test_what_memory_and_slots_have(patched_server: Path, files: Files, free_por
         assert "was removed from memory to make room" in message
 
 
+@pytest.mark.thorough
 def test_what_the_folder_has(
     patched_server: Path, files: Files, free_port: int, saved: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_strangers_cost_no_calls(
         assert calls["stats"] - stats <= strangers * every_10_s + 10 * requests**2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["open", "read", "list"])
 def test_a_disk_that_fails_for_a_while(
     patched_server: Path,
@@ -125,6 +126,7 @@ def test_a_disk_that_fails_for_a_while(
     assert said(client, f"{saved} cannot be read: Input/output error") == (call == "list")
 
 
+@pytest.mark.thorough
 def test_a_full_disk(
     patched_server: Path,
     files: Files,
@@ -156,6 +158,7 @@ def test_a_full_disk(
     assert not list(folder.glob(".*"))
 
 
+@pytest.mark.thorough
 def test_a_folder_that_disappears_and_comes_back(
     patched_server: Path, files: Files, free_port: int, saved: Path, tmp_path: Path
 ) -> None:

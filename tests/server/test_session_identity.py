@@ -89,6 +89,7 @@ def control_vector(path: Path, width: int) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_ways_of_drafting_and_control_vectors(
     patched_server: Path, files: Files, free_port: int, tmp_path: Path
 ) -> None:

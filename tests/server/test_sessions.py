@@ -218,6 +218,7 @@ def lasting_files(process: psutil.Process) -> set[int]:
         time.sleep(1)
 
 
+@pytest.mark.thorough
 def test_strange_files_are_read_once(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
 ) -> None:
@@ -301,6 +302,7 @@ def test_a_file_that_is_out_of_reach_is_tried_again(
         assert reused(client.complete([*PROMPT, *answer, *MORE], n_predict=2)) >= len(PROMPT)
 
 
+@pytest.mark.thorough
 def test_sessions_of_other_parameters_are_not_used(
     patched_server: Path, files: Files, free_port: int, tmp_path: Path
 ) -> None:
