@@ -4,8 +4,8 @@ A mapped file is read from that cache. CPUs have few entries for pages of 4 KiB,
 prefetches within a page only: single tokens of the 0.8B shape on two cores of a Zen 4 are 1.2 to
 1.4 times as fast with large pages. Linux decides on the size when a part of a file comes into the
 cache. What is written in small parts, or read with a small read-ahead, is in small pages until
-memory runs short. Of the file systems of Linux 6.18, ext4 and XFS have large pages, Btrfs and tmpfs
-have none.
+memory runs short. Of the file systems of Linux 6.18, ext4 and XFS map files in large pages; Btrfs,
+tmpfs and overlayfs, on which containers have their own files, do not.
 """
 
 import ctypes
@@ -21,8 +21,7 @@ from .process_memory import free_memory
 
 _PAGE = 2 << 20
 _POPULATE_READ = 22  # MADV_POPULATE_READ, since Linux 5.14
-# Magic numbers of statfs(2): ext4, XFS, and overlayfs, whose files are those of another one
-_FILE_SYSTEMS = (0xEF53, 0x58465342, 0x794C7630)
+_FILE_SYSTEMS = (0xEF53, 0x58465342)  # magic numbers of statfs(2): ext4, XFS
 _PART = 1 << 30  # between two looks at the pages, each of which takes milliseconds
 _PROBE = 16 << 20  # is read again to see whether that gives large pages, and how fast
 _MOST_SECONDS = 10.0  # of reading again what is in the cache in small pages
