@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.machine.large_pages import read_in_large_pages
+from mtp_gguf.gguf_tools.machine.huge_pages import read_in_huge_pages
 from mtp_gguf.gguf_tools.model import shard_paths
 from mtp_gguf.native import log
 from mtp_gguf.native.chat.generate import chat_writer
@@ -93,7 +93,7 @@ class BenchModel:
         params.n_gpu_layers = gpu_layers
         params.load_mtp = False
         log.listen(False)
-        read_in_large_pages(shard_paths(path))
+        read_in_huge_pages(shard_paths(path))
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise ModelRefusedError(f"{path}: llama.cpp cannot load it{log.indented_log()}")

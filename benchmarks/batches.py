@@ -7,7 +7,7 @@ FOLDER is one of `mtp-gguf build-server` (its second line); its headers are thos
 llama-cpp-python that is installed with this Python. SOURCE is a checkout of ik_llama.cpp that is
 built in SOURCE/build. Each engine loads the model in a process that stays, and evaluates some
 batches when it is asked; the engines alternate in random order, so that a slow second affects all.
-The model is read in large pages first, where the system can. `--small-pages` measures each a second
+The model is read in huge pages first, where the system can. `--small-pages` measures each a second
 time with a copy in pages of 4 KiB, `--copied` with the weights in huge pages of memory, and each
 `--kernels` ours once more with these words in MTP_GGUF_KERNELS, such as 0 for ggml's own kernels,
 or fixed,hint,one_stream. `--tokens`, repeatable, are the sizes (1, 4, and 4 that begin a sequence).
@@ -32,7 +32,7 @@ import numpy as np
 from two_builds import median_with_interval
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.machine.large_pages import read_in_large_pages
+from mtp_gguf.gguf_tools.machine.huge_pages import read_in_huge_pages
 from mtp_gguf.server.huge_pages import huge_page_environment
 
 
@@ -114,7 +114,7 @@ def ask(process: subprocess.Popen[str], kind: Kind) -> float:
 
 
 def copy_in_small_pages(file: Path, folder: Path) -> Path:
-    """Copy a file in parts that are too small for large pages of the system's cache."""
+    """Copy a file in parts that are too small for huge pages of the system's cache."""
     copy = folder / file.name
     with file.open("rb") as source, copy.open("wb", buffering=0) as to:
         while part := source.read(4096):
@@ -181,7 +181,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         processes = {}
-        read_in_large_pages([arguments.model])
+        read_in_huge_pages([arguments.model])
         places = {"": (arguments.model, "0")}
         if arguments.small_pages:
             small = copy_in_small_pages(arguments.model, folder)

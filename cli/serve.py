@@ -17,7 +17,7 @@ from mtp_gguf.gguf_tools.depth_file import VARIABLE as DEPTH_FILE
 from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
 from mtp_gguf.gguf_tools.hub.remote import on_hub
-from mtp_gguf.gguf_tools.machine.large_pages import read_in_large_pages
+from mtp_gguf.gguf_tools.machine.huge_pages import read_in_huge_pages
 from mtp_gguf.gguf_tools.machine.process_memory import free_memory
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
@@ -382,7 +382,7 @@ def serve(
     name = found.path.name
     with status_line(f"reading {printable(name)}"):
         shards = [shard for file in dict.fromkeys(files) for shard in shard_paths(file)]
-        read_in_large_pages(shards)
+        read_in_huge_pages(shards)
     raise typer.Exit(_run(command, variables, name, as_json, example, open_page))
 
 

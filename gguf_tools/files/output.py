@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import FormatError, OutputError
 from ..hub.sources import FileSource, Source, StreamedSource
 from ..machine import os_files
-from ..machine.large_pages import reserve_large_pages
+from ..machine.huge_pages import reserve_huge_pages
 from .copies import CANNOT_COPY, copy_ways, start_writing
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -78,7 +78,7 @@ class OutputFile:
     def _reserve(self) -> None:
         """Reserve the disk space if the file system can, so that a full disk is noticed early.
 
-        The pages in the system's cache are large ones, so that what reads the file next is fast.
+        The pages in the system's cache are huge ones, so that what reads the file next is fast.
         """
         os.ftruncate(self._fd, self.size)
         if self.size and hasattr(os, "posix_fallocate"):
@@ -87,7 +87,7 @@ class OutputFile:
             except OSError as error:
                 if error.errno not in _CANNOT_RESERVE:
                     raise
-        reserve_large_pages(self._fd)
+        reserve_huge_pages(self._fd)
 
     def write(self, offset: int, data: "bytes | memoryview") -> None:
         """Write all of `data` at `offset`."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from mtp_gguf.gguf_tools.depth_file import depth_file
 from mtp_gguf.gguf_tools.errors import MtpGgufError
-from mtp_gguf.gguf_tools.machine.large_pages import read_in_large_pages
+from mtp_gguf.gguf_tools.machine.huge_pages import read_in_huge_pages
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.model import open_model, shard_paths
 from mtp_gguf.gguf_tools.profile import AUTO
@@ -90,7 +90,7 @@ class LoadedModel(llama_cpp.Llama):
         self.max_depth = how.max_depth
         try:
             if not given.get("vocab_only") and given.get("use_mmap", True):
-                read_in_large_pages(shard_paths(Path(how.path)))
+                read_in_huge_pages(shard_paths(Path(how.path)))
             # Until llama_cpp owns the objects that llama.cpp creates, an interrupt would leak them.
             with DeferredInterrupts() as self._interrupts:
                 self._load(how, given)

@@ -31,7 +31,7 @@ from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefu
 from mtp_gguf.native.libraries.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
 from support import places
-from support.cached_pages import in_large_pages, in_small_pages
+from support.cached_pages import in_huge_pages, in_small_pages
 from support.gguf_files import Rewrite
 from support.models import Dial, Models
 
@@ -733,20 +733,20 @@ def test_the_command(dial: Dial, command: typer.Typer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loader", "large"),
+    ("loader", "huge"),
     [
         (load, True),
         (partial(load, use_mmap=False), False),
         (partial(BenchModel, n_ctx=64, threads=1), True),
     ],
 )
-def test_a_file_that_is_mapped_is_in_large_pages(
+def test_a_file_that_is_mapped_is_in_huge_pages(
     loader: Callable[[Path], AbstractContextManager[object]],
-    large: bool,
+    huge: bool,
     models: Models,
     tmp_path: Path,
 ) -> None:
     contents = models.gguf("demo", "Q4_K_M", "F16").read_bytes()
     path = in_small_pages(tmp_path / "model.gguf", contents)
     with loader(path):
-        assert (in_large_pages(path) > 0.5) == large
+        assert (in_huge_pages(path) > 0.5) == huge

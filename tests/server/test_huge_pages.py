@@ -1,4 +1,4 @@
-"""`serve --huge-pages`: the weights in memory of the server's own, in huge pages."""
+"""Weights in huge pages: of the file, or of the server's own memory (`serve --huge-pages`)."""
 
 from __future__ import annotations
 

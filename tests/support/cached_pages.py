@@ -20,8 +20,8 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
         yield found
 
 
-def in_large_pages(path: Path) -> float:
-    """The share of the file that a process maps in large pages."""
+def in_huge_pages(path: Path) -> float:
+    """The share of the file that a process maps in huge pages."""
     with mapped(path) as file:
         assert sum(file[at] for at in range(0, len(file), 4096)) >= 0
         maps = Path("/proc/self/smaps").read_text()
@@ -37,12 +37,12 @@ def _write(path: Path, contents: bytes, part: int) -> None:
 
 
 def in_small_pages(path: Path, contents: bytes) -> Path:
-    """Write a file in small parts; skips where there are no large pages to be had."""
-    large = path.with_suffix(".large")
-    _write(large, contents, 2 * MIB)
-    if in_large_pages(large) < 0.5:
-        pytest.skip("this file system has no large pages, or none now; /tmp in ext4 or XFS has")
-    large.unlink()
+    """Write a file in small parts; skips where there are no huge pages to be had."""
+    huge = path.with_suffix(".huge")
+    _write(huge, contents, 2 * MIB)
+    if in_huge_pages(huge) < 0.5:
+        pytest.skip("this file system has no huge pages, or none now; /tmp in ext4 or XFS has")
+    huge.unlink()
     _write(path, contents, 4096)
-    assert in_large_pages(path) == 0
+    assert in_huge_pages(path) == 0
     return path

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.files.output import OutputFile
-from mtp_gguf.gguf_tools.machine import large_pages
-from mtp_gguf.gguf_tools.machine.large_pages import read_in_large_pages
-from support.cached_pages import MIB, in_large_pages, in_small_pages, mapped
+from mtp_gguf.gguf_tools.machine import huge_pages
+from mtp_gguf.gguf_tools.machine.huge_pages import read_in_huge_pages
+from support.cached_pages import MIB, in_huge_pages, in_small_pages, mapped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such pages")
 
@@ -30,19 +30,19 @@ def small(tmp_path: Path) -> Path:
 def test_a_file_in_small_pages_is_read_again(
     part: int, probe: int, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large_pages, "_PART", part)
-    monkeypatch.setattr(large_pages, "_PROBE", probe)
-    read_in_large_pages([small])
-    assert in_large_pages(small) > 0.9
+    monkeypatch.setattr(huge_pages, "_PART", part)
+    monkeypatch.setattr(huge_pages, "_PROBE", probe)
+    read_in_huge_pages([small])
+    assert in_huge_pages(small) > 0.9
     assert small.read_bytes() == CONTENTS
 
 
 def test_a_file_that_is_not_in_the_cache(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_pages, "_MOST_SECONDS", 0)  # nothing is read twice
+    monkeypatch.setattr(huge_pages, "_MOST_SECONDS", 0)  # nothing is read twice
     with small.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    read_in_large_pages([small])
-    assert in_large_pages(small) > 0.9
+    read_in_huge_pages([small])
+    assert in_huge_pages(small) > 0.9
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_what_is_left_alone(
     name: str, value: object, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No room, a slow disk, another file system, another Linux."""
-    monkeypatch.setattr(large_pages, name, value)
-    monkeypatch.setattr(large_pages, "_PART", 4 * MIB)
-    monkeypatch.setattr(large_pages, "_PROBE", 2 * MIB)
-    read_in_large_pages([small])
-    assert in_large_pages(small) < 0.2
+    monkeypatch.setattr(huge_pages, name, value)
+    monkeypatch.setattr(huge_pages, "_PART", 4 * MIB)
+    monkeypatch.setattr(huge_pages, "_PROBE", 2 * MIB)
+    read_in_huge_pages([small])
+    assert in_huge_pages(small) < 0.2
     assert small.read_bytes() == CONTENTS
 
 
 def test_pages_that_another_has_mapped(small: Path) -> None:
     with mapped(small) as other:
         assert other[:SIZE] == CONTENTS
-        read_in_large_pages([small])
+        read_in_huge_pages([small])
         assert other[:SIZE] == CONTENTS
-        assert in_large_pages(small) < 0.2
+        assert in_huge_pages(small) < 0.2
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "folder"])
@@ -82,16 +82,16 @@ def test_what_is_no_file_of_weights(kind: str, tmp_path: Path) -> None:
         path.touch()
     elif kind == "folder":
         path.mkdir()
-    read_in_large_pages([path])
+    read_in_huge_pages([path])
 
 
 @pytest.mark.parametrize("part", [4096, 3 * MIB + 5])
-def test_what_is_written_is_in_large_pages(part: int, small: Path, tmp_path: Path) -> None:
+def test_what_is_written_is_in_huge_pages(part: int, small: Path, tmp_path: Path) -> None:
     with OutputFile(tmp_path / "out", SIZE) as output:
         for at in reversed(range(0, SIZE, part)):
             output.write(at, CONTENTS[at : at + part])
         output.commit()
-    assert in_large_pages(tmp_path / "out") > 0.9
+    assert in_huge_pages(tmp_path / "out") > 0.9
     assert (tmp_path / "out").read_bytes() == CONTENTS
 
 
@@ -99,7 +99,7 @@ def test_what_is_written_without_room_for_it(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pages would only push others out of the cache."""
-    monkeypatch.setattr(large_pages, "free_memory", lambda: SIZE - 1)
+    monkeypatch.setattr(huge_pages, "free_memory", lambda: SIZE - 1)
     with OutputFile(tmp_path / "out", SIZE) as output:
         output.write(0, CONTENTS[:MIB])
-        assert in_large_pages(output.partial) == 0
+        assert in_huge_pages(output.partial) == 0

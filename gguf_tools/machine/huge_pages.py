@@ -2,9 +2,9 @@
 
 A mapped file is read from that cache. CPUs have few entries for pages of 4 KiB, and their hardware
 prefetches within a page only: single tokens of the 0.8B shape on two cores of a Zen 4 are 1.2 to
-1.4 times as fast with large pages. Linux decides on the size when a part of a file comes into the
+1.4 times as fast with huge pages. Linux decides on the size when a part of a file comes into the
 cache. What is written in small parts, or read with a small read-ahead, is in small pages until
-memory runs short. Of the file systems of Linux 6.18, ext4 and XFS map files in large pages; Btrfs,
+memory runs short. Of the file systems of Linux 6.18, ext4 and XFS map files in huge pages; Btrfs,
 tmpfs and overlayfs, on which containers have their own files, do not.
 """
 
@@ -23,7 +23,7 @@ _PAGE = 2 << 20
 _POPULATE_READ = 22  # MADV_POPULATE_READ, since Linux 5.14
 _FILE_SYSTEMS = (0xEF53, 0x58465342)  # magic numbers of statfs(2): ext4, XFS
 _PART = 1 << 30  # between two looks at the pages, each of which takes milliseconds
-_PROBE = 16 << 20  # is read again to see whether that gives large pages, and how fast
+_PROBE = 16 << 20  # is read again to see whether that gives huge pages, and how fast
 _MOST_SECONDS = 10.0  # of reading again what is in the cache in small pages
 
 
@@ -47,7 +47,7 @@ class _Pages:
             yield range(first, min(first + length, self._size))
 
     def read(self, part: range) -> None:
-        """Map what is in the cache, and read large pages of which nothing is there."""
+        """Map what is in the cache, and read huge pages of which nothing is there."""
         for at in range(part.start, part.stop, _PAGE):
             self._map.madvise(_POPULATE_READ, at, mmap.PAGESIZE)
 
@@ -55,15 +55,15 @@ class _Pages:
         self._map.madvise(mmap.MADV_DONTNEED, part.start, len(part))
 
     def read_again(self, part: range) -> bool:
-        """Read from the disk what no other process has mapped; whether large pages came of it."""
+        """Read from the disk what no other process has mapped; whether huge pages came of it."""
         self.unmap(part)
         os.posix_fadvise(self._fd, part.start, len(part), os.POSIX_FADV_DONTNEED)
-        before = self.large()
+        before = self.huge()
         self.read(part)
-        return _are_large(part, self.large() - before)
+        return _are_huge(part, self.huge() - before)
 
-    def large(self) -> int:
-        """Bytes that are mapped in large pages."""
+    def huge(self) -> int:
+        """Bytes that are mapped in huge pages."""
         with Path("/proc/self/smaps").open("rb") as lines:
             own = False
             for line in lines:
@@ -73,16 +73,16 @@ class _Pages:
         return 0
 
 
-def _are_large(part: range, found: int) -> bool:
-    """Whether `found` bytes in large pages are nearly all that a part, which begins one, has."""
+def _are_huge(part: range, found: int) -> bool:
+    """Whether `found` bytes in huge pages are nearly all that a part, which begins one, has."""
     return found >= 0.9 * (len(part) // _PAGE * _PAGE)
 
 
 @contextmanager
 def _pages(fd: int) -> Iterator[_Pages | None]:
-    """The pages of a file; None where there are no large ones."""
+    """The pages of a file; None where there are no huge ones."""
     size = os.fstat(fd).st_size
-    if sys.platform != "linux" or size < _PAGE or not _has_large_pages(fd):
+    if sys.platform != "linux" or size < _PAGE or not _has_huge_pages(fd):
         yield None
         return
     pages = _Pages(fd, size)
@@ -92,13 +92,13 @@ def _pages(fd: int) -> Iterator[_Pages | None]:
         pages.close()
 
 
-def _has_large_pages(fd: int) -> bool:
+def _has_huge_pages(fd: int) -> bool:
     found = (ctypes.c_long * 64)()  # at least a struct statfs, whose first field is the type
     return not ctypes.CDLL(None).fstatfs(fd, found) and found[0] in _FILE_SYSTEMS
 
 
-def reserve_large_pages(fd: int) -> None:
-    """Give a file that has a size and no contents large pages, for what is written to it."""
+def reserve_huge_pages(fd: int) -> None:
+    """Give a file that has a size and no contents huge pages, for what is written to it."""
     with suppress(OSError):
         if os.fstat(fd).st_size <= free_memory():
             with _pages(fd) as pages:
@@ -108,11 +108,11 @@ def reserve_large_pages(fd: int) -> None:
                         pages.unmap(part)
 
 
-def read_in_large_pages(paths: Sequence[Path]) -> None:
-    """Read files into the cache in large pages, where the system can, before they are mapped.
+def read_in_huge_pages(paths: Sequence[Path]) -> None:
+    """Read files into the cache in huge pages, where the system can, before they are mapped.
 
     What is there in small pages is read from the disk again, for about ten seconds at most: then
-    it is in large pages for every process, until memory runs short. Parts that another process
+    it is in huge pages for every process, until memory runs short. Parts that another process
     has mapped stay as they are, and so do files that are larger than the free memory together.
     """
     with suppress(OSError):
@@ -126,15 +126,15 @@ def read_in_large_pages(paths: Sequence[Path]) -> None:
 def _read(pages: _Pages, seconds: float) -> float:
     """Read a file, and so many seconds long what is in small pages again; what is left of them."""
     for part in pages.parts(_PART):
-        before = pages.large()
+        before = pages.huge()
         pages.read(part)
-        if seconds <= 0 or _are_large(part, pages.large() - before):
+        if seconds <= 0 or _are_huge(part, pages.huge() - before):
             continue
         probe = range(part.start, min(part.start + _PROBE, part.stop))
         began = time.monotonic()
-        large = pages.read_again(probe)
+        huge = pages.read_again(probe)
         per_byte = (time.monotonic() - began) / len(probe)
-        if not large or per_byte * len(part) > seconds:
+        if not huge or per_byte * len(part) > seconds:
             seconds = 0
             continue
         if probe.stop < part.stop:
