@@ -123,7 +123,10 @@ class At:
 
 
 def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children(recursive=True)
+    """None where the process has ended, as a kill by another thread may make it at any moment."""
+    children: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
     found = []
     for child in children:
         with suppress(psutil.Error):  # it has just ended
@@ -380,7 +383,8 @@ class Machines:
     def kill(self, name: str) -> None:
         process = psutil.Process(self._processes[name].pid)
         for child in (*process.children(recursive=True), process):
-            child.kill()
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                child.kill()
         self._processes[name].wait()
 
     def stop(self) -> None:
