@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,13 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.native.chat.generate import chat_writer
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
-from mtp_gguf.native.runtime import llama_cpp
 
+from .answers import Job, Writer
 from .dataset import DataWriter, Sample
 
-# Tokens whose logits are computed at once: 127 MB for a vocabulary of 248,320.
-_BATCH = 128
+_BATCH = 512  # tokens that are read at once
 # Shorter pieces at the end of a file are left out: nothing follows their first rows.
 _SHORTEST = 16
-_TOP_P = 0.95
 # One text or prompt in so many is held out. The trunk itself continues a held-out text greedily,
 # because that is what drafts are measured on at run time.
 _HELD_OUT_ONE_IN = 10
@@ -81,7 +79,7 @@ def data_key(model: Path, texts: Texts, settings: CollectSettings) -> dict[str, 
 
 def bytes_needed(width: int, settings: CollectSettings) -> int:
     """Bytes on disk that collecting takes at most."""
-    return settings.tokens * (2 * width + 12)
+    return settings.tokens * (2 * width + 4)
 
 
 def collect(
@@ -108,31 +106,19 @@ def collect(
     began = time.monotonic()
     with Trunk(model, settings, threads, gpu_layers) as trunk:
         jobs = trunk.jobs(texts)
+        progress(writer.tokens)
         try:
-            for job in jobs[writer.samples :]:
+            for sample in trunk.samples(jobs[writer.samples :]):
+                writer.add(sample)
                 progress(writer.tokens)
                 late = time.monotonic() - began > seconds and writer.samples >= _LEAST_SAMPLES
                 if writer.tokens >= settings.tokens or late:
                     break
-                writer.add(trunk.run(job))
         except KeyboardInterrupt:
             writer.flush()
             raise
     writer.finish()
     return writer.tokens
-
-
-@dataclass(frozen=True)
-class Job:
-    """A text to read, or a prompt to answer: greedily, or sampled with a seed.
-
-    length: most tokens of prompt and answer; 0 for a text.
-    """
-
-    tokens: tuple[int, ...]
-    held_out: bool
-    length: int = 0
-    seed: int | None = None
 
 
 class Trunk:
@@ -155,7 +141,6 @@ class Trunk:
             **options,
         )
         self._path = path
-        self._n_vocab = self._llm.n_vocab()
         self._llm.session.want_hidden()
 
     def __enter__(self) -> "Trunk":
@@ -230,48 +215,29 @@ class Trunk:
         data = text.encode("utf-8", "replace")
         return list(self._llm.tokenize(data, add_bos=False, special=True))
 
-    def run(self, job: Job) -> Sample:
-        """Read a text, or answer a prompt until the text ends or the sample is full."""
+    def samples(self, jobs: Iterable[Job]) -> Iterator[Sample]:
+        """Read the text of each job in its order, once it is answered."""
+        settings = self._settings
+        with Writer(self._llm, settings.length, settings.temperature) as writer:
+            for job, tokens in writer.texts(jobs):
+                start = len(job.tokens) - 1 if job.length else 0
+                states = self._read(tokens)
+                yield Sample(np.asarray(tokens, np.int32), states, start, job.held_out)
+
+    def _read(self, tokens: list[int]) -> NDArray[np.float16]:
         session = self._llm.session
         session.remove(0)
-        tokens = list(job.tokens)
-        parts = [self._decode(tokens[at : at + _BATCH]) for at in range(0, len(tokens), _BATCH)]
-        if job.seed is not None:
-            session.set_sampling(self._settings.temperature, top_p=_TOP_P, seed=job.seed)
-        while len(tokens) < job.length:
-            token = session.argmax() if job.seed is None else session.sample()
-            if self._ends(token):
-                break
-            tokens.append(token)
-            parts.append(self._decode([token]))
-        hidden, greedy, log_sum = (np.concatenate(part) for part in zip(*parts, strict=True))
-        start = len(job.tokens) - 1 if job.length else 0
-        return Sample(np.asarray(tokens, np.int32), hidden, greedy, log_sum, start, job.held_out)
-
-    def _decode(
-        self, tokens: Sequence[int]
-    ) -> tuple[NDArray[np.float16], NDArray[np.int32], NDArray[np.float32]]:
-        """Append tokens; their states, the most likely next tokens, and the logits' log-sums."""
-        session, count = self._llm.session, len(tokens)
-        session.decode(tokens, all_logits=True)
-        greedy, log_sum = np.empty(count, np.int32), np.empty(count, np.float32)
-        for i in range(count):
-            pointer = llama_cpp.llama_get_logits_ith(self._llm.ctx, i)
-            logits = np.ctypeslib.as_array(pointer, (self._n_vocab,))
-            greedy[i] = logits.argmax()
-            highest = logits[greedy[i]]
-            log_sum[i] = highest + np.log(np.exp(logits - highest).sum(dtype=np.float64))
-        hidden = session.hidden(count).astype(np.float16)
-        if not (np.isfinite(log_sum).all() and np.isfinite(hidden).all()):
+        parts = []
+        for at in range(0, len(tokens), _BATCH):
+            session.decode(part := tokens[at : at + _BATCH])
+            parts.append(session.hidden(len(part)).astype(np.float16))
+        hidden = np.concatenate(parts)
+        if not np.isfinite(hidden).all():
             raise RequestError(
-                f"{self._path}: expected finite states and logits, found NaN or infinity; nothing "
-                "can be learned from this trunk"
+                f"{self._path}: expected finite states, found NaN or infinity; nothing can be "
+                "learned from this trunk"
             )
-        return hidden, greedy, log_sum
-
-    def _ends(self, token: int) -> bool:
-        vocabulary = llama_cpp.llama_model_get_vocab(self._llm.model)
-        return bool(llama_cpp.llama_vocab_is_eog(vocabulary, token))
+        return hidden
 
 
 def _held_out(count: int, most: int | None = None) -> list[bool]:

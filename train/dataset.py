@@ -25,24 +25,22 @@ INDEX_NAME = "data.json"
 SHARD_BYTES = 64 << 20
 # A slow trunk fills a shard in an hour; a killed run loses no more than this.
 _SHARD_SECONDS = 60.0
-_FORMAT = 1
+_FORMAT = 2
 _HASH_BYTES = 1 << 20
-_DTYPES = {"tokens": "<i4", "greedy": "<i4", "log_sum": "<f4", "hidden": "<f2", "sequences": "<i4"}
+_DTYPES = {"tokens": "<i4", "hidden": "<f2", "sequences": "<i4"}
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """n tokens that the trunk read from an empty context on.
 
-    hidden: [n, width], its states after the final norm. greedy: [n], its most likely next tokens.
-    log_sum: [n], the logarithms of the sums of its exponentiated logits. start: the first position
-    whose next token counts; those before it belong to a prompt. held_out: for measuring only.
+    hidden: [n, width], its states after the final norm. start: the first position whose next token
+    counts; those before it belong to a prompt. held_out: for measuring only; the trunk wrote what
+    follows `start` greedily.
     """
 
     tokens: NDArray[np.int32]
     hidden: NDArray[np.float16]
-    greedy: NDArray[np.int32]
-    log_sum: NDArray[np.float32]
     start: int
     held_out: bool
 
@@ -119,8 +117,6 @@ class DataWriter:
         path = self.folder / f"shard-{len(self._shards):05}.safetensors"
         arrays = {
             "tokens": np.concatenate([s.tokens for s in self._pending]),
-            "greedy": np.concatenate([s.greedy for s in self._pending]),
-            "log_sum": np.concatenate([s.log_sum for s in self._pending]),
             "hidden": np.concatenate([s.hidden for s in self._pending]),
             "sequences": np.array([(len(s), s.start, s.held_out) for s in self._pending], np.int32),
         }
@@ -195,7 +191,7 @@ def remove_data(folder: Path, *others: str) -> None:
 def split_data(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     """Samples to train on, and held-out ones; RequestError if either is missing."""
     train = [sample for sample in samples if not sample.held_out]
-    held = [s for s in samples if s.held_out and len(s) > s.start + 1]
+    held = [s for s in samples if s.held_out and len(s) > s.start + 2]
     if not train or not held:
         raise RequestError(
             f"expected samples to train on and to measure with, found {len(train)} and "
@@ -250,19 +246,12 @@ def _read_shard(path: Path, width: int) -> Iterator[Sample]:
     whole = len(lengths) and lengths.min() > 0 and lengths.sum(dtype=np.int64) == tokens
     if not whole or starts.min() < 0 or (starts >= lengths).any():
         raise FormatError(f"{path}: expected sequences that cover its {tokens} tokens")
-    if min(arrays["tokens"].min(), arrays["greedy"].min()) < 0:
+    if arrays["tokens"].min() < 0:
         raise FormatError(f"{path}: expected token ids from 0, found a negative one")
     at = 0
     for length, start, held_out in sequences.tolist():
         end = at + length
-        yield Sample(
-            arrays["tokens"][at:end],
-            hidden[at:end],
-            arrays["greedy"][at:end],
-            arrays["log_sum"][at:end],
-            start,
-            bool(held_out),
-        )
+        yield Sample(arrays["tokens"][at:end], hidden[at:end], start, bool(held_out))
         at = end
 
 

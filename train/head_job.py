@@ -350,14 +350,14 @@ def _draft_vocabulary(job: Job, model: Model, train: list[Sample]) -> _Draft | N
     if size == DEFAULT_SIZE:
         size = default_size(n_vocab, len(required)) if present is None else len(present.ids)
     counts = _counts(train, n_vocab)
-    source = f"counted on {counts.sum()} tokens of its own output"
+    source = f"counted on {counts.sum()} tokens of its training data"
     return rank_by_counts(counts, source, required, size)
 
 
 def _counts(train: list[Sample], n_vocab: int) -> NDArray[np.int64]:
     counts = np.zeros(n_vocab, np.int64)
     for sample in train:
-        counts += np.bincount(sample.greedy[sample.start :], minlength=n_vocab)[:n_vocab]
+        counts += np.bincount(sample.tokens[sample.start + 1 :], minlength=n_vocab)[:n_vocab]
     return counts
 
 

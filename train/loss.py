@@ -26,7 +26,7 @@ _TEMPERATURES = (0.3, 0.8)
 class _DraftLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weights: Tensor, output: Tensor, teacher: Tensor, log_sum: Tensor
+        ctx: Any, states: Tensor, weights: Tensor, output: Tensor, teacher: Tensor
     ) -> Tensor:
         total = torch.zeros((), device=states.device)
         # Half of the work, which measuring does without.
@@ -36,13 +36,11 @@ class _DraftLoss(torch.autograd.Function):
         for at in range(0, len(teacher), size):
             rows = slice(at, at + size)
             wanted = (teacher[rows].to(output.dtype) @ output.T).float()
-            # Rows count by the trunk's probability that any token of the vocabulary is next.
-            share = (wanted.logsumexp(-1) - log_sum[rows]).clamp_max(0).exp()
             targets = [(wanted / t).softmax(-1) for t in _TEMPERATURES]
             # One product for all steps; the slope of each logit then takes its place.
             scores = states[:, rows].to(output.dtype) @ output.T
             for step, score in enumerate(scores):
-                weight = weights[step, rows] * share / len(_TEMPERATURES)
+                weight = weights[step, rows] / len(_TEMPERATURES)
                 logits = score.float()
                 slope, rejected = torch.zeros_like(logits), torch.zeros_like(weight)
                 for temperature, p in zip(_TEMPERATURES, targets, strict=True):
@@ -68,18 +66,15 @@ class _DraftLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grads[0], None, None, None, None
+        return gradient * grads[0], None, None, None
 
 
-def draft_loss(
-    states: Tensor, weights: Tensor, output: Tensor, teacher: Tensor, log_sum: Tensor
-) -> Tensor:
+def draft_loss(states: Tensor, weights: Tensor, output: Tensor, teacher: Tensor) -> Tensor:
     """The weighted sum of the losses of drafts.
 
     states: [steps, N, C], the block's output in each step; N rows that predict the same tokens.
     weights: [steps, N]. output: [V, C], the output's rows of the draft vocabulary, in the type of
-    the products. teacher: [N, C], the trunk's states that predict these tokens. log_sum: [N], the
-    logarithms of the sums of its exponentiated logits over its whole vocabulary.
+    the products. teacher: [N, C], the trunk's states that predict these tokens.
     """
-    loss: Tensor = _DraftLoss.apply(states, weights, output, teacher, log_sum)
+    loss: Tensor = _DraftLoss.apply(states, weights, output, teacher)
     return loss

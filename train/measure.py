@@ -1,14 +1,14 @@
 """Acceptance by position on held-out samples: of the block in PyTorch, and of a written GGUF.
 
 Drafts start at every position of a text that the trunk wrote greedily. A draft is accepted if it is
-the trunk's most likely token and the drafts before it were accepted. Where a text goes on with
-another token, nothing is known about later drafts, and they are not counted.
+the next token of the text and the drafts before it were accepted. Drafts beyond its end are not
+counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,18 +46,13 @@ def count(sample: Sample, drafts: NDArray[np.int32]) -> tuple[NDArray[np.int64],
     steps = drafts.shape[1]
     drafted, accepted = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
     n = len(sample)
-    follows = sample.greedy[:-1] == sample.tokens[1:]  # the text goes on greedily after i
-    # Prompts are not the trunk's own text.
-    known = np.arange(n) >= sample.start
     right = np.ones(n, bool)
     for step in range(steps):
-        rows = max(n - 1 - step, 0)  # row i predicts the token after position i + 1 + step
-        if step:
-            known = known[:rows] & follows[step : step + rows]
-        right = right[:rows] & (drafts[:rows, step] == sample.greedy[step + 1 : step + 1 + rows])
-        known = known[:rows]
-        drafted[step] = known.sum()
-        accepted[step] = (known & right).sum()
+        rows = max(n - 2 - step, 0)  # row i predicts the token at position i + 2 + step
+        right = right[:rows] & (drafts[:rows, step] == sample.tokens[step + 2 : step + 2 + rows])
+        # Prompts are not the trunk's own text.
+        drafted[step] = max(rows - sample.start, 0)
+        accepted[step] = right[sample.start :].sum()
     return drafted, accepted
 
 
@@ -79,10 +74,10 @@ def measure_file(
     with Head(path, n_threads=threads, n_ctx=longest + steps) as head:
         left = rows
         for sample in samples:
-            n = min(len(sample) - 1, left + sample.start)
+            n = min(len(sample) - 2, left + sample.start)
             if n - sample.start < 1:
                 continue
-            drafts = np.full((n + 1, steps), -1, np.int32)
+            drafts = np.full((n + 2, steps), -1, np.int32)
             tokens, hidden = sample.tokens.tolist(), sample.hidden.astype(np.float32)
             if sample.start:
                 head.feed(tokens[1 : sample.start + 1], hidden[: sample.start], 1)
@@ -90,16 +85,5 @@ def measure_file(
                 drafts[i] = head.draft([tokens[i + 1]], hidden[i : i + 1], i + 1, steps).tokens
             head.rollback(0)
             left -= n - sample.start
-            counts.append(count(_first(sample, n + 1), drafts))
+            counts.append(count(replace(sample, tokens=sample.tokens[: n + 2]), drafts))
     return total(counts)
-
-
-def _first(sample: Sample, n: int) -> Sample:
-    return Sample(
-        sample.tokens[:n],
-        sample.hidden[:n],
-        sample.greedy[:n],
-        sample.log_sum[:n],
-        sample.start,
-        sample.held_out,
-    )

@@ -202,6 +202,8 @@ class Trainer:
         self._device = torch.device(settings.device)
         self._products = torch.bfloat16 if settings.precision == "bf16" else torch.float32
         self._tables = tables
+        self._listed = np.zeros(len(tables.place), bool)
+        self._listed[tables.ids] = True
         self._width = config.width
         self._output = tables.output.to(self._device)
         self._low_output = self._output.to(self._products)
@@ -325,7 +327,6 @@ class Trainer:
             torch.stack(weights) / total,
             self._low_output,
             packed.hidden[packed.counts].float(),
-            packed.log_sum[packed.counts],
         )
 
     def _block_steps(self, packed: _Packed) -> Iterator[Tensor]:
@@ -366,17 +367,15 @@ class Trainer:
         """Samples of a batch as tensors, padded to the longest."""
         n, width = max(map(len, batch)), batch[0].hidden.shape[1]
         hidden = np.zeros((len(batch), n, width), np.float16)
-        log_sum = np.zeros((len(batch), n), np.float32)
         places = np.zeros((len(batch), n), np.int64)
         counts = np.zeros((len(batch), n), bool)
         for i, sample in enumerate(batch):
             m = len(sample)
-            hidden[i, :m], log_sum[i, :m] = sample.hidden, sample.log_sum
+            hidden[i, :m] = sample.hidden
             places[i, :m] = self._tables.place[sample.tokens]
-            counts[i, sample.start : m] = True
-        return _Packed(
-            *(torch.from_numpy(a).to(self._device) for a in (hidden, log_sum, places, counts))
-        )
+            counts[i, sample.start : m - 1] = self._listed[sample.tokens[sample.start + 1 :]]
+            counts[i, m - 1] = True
+        return _Packed(*(torch.from_numpy(a).to(self._device) for a in (hidden, places, counts)))
 
     def _batches(self, skip: int) -> Iterator[list[Sample]]:
         """The batches of all epochs but the first `skip`."""
@@ -452,13 +451,14 @@ class Trainer:
 
 @dataclass(frozen=True)
 class _Packed:
-    """A batch, padded: hidden [B, T, C], log_sum, places and counts [B, T].
+    """A batch, padded: hidden [B, T, C], places and counts [B, T].
 
-    counts: whether the next token after a position counts.
+    counts: whether the token after a position counts: no draft can be one that is not in the draft
+    vocabulary, and the trunk's distribution over the others says little there. What follows a text
+    is unknown and counts.
     """
 
     hidden: Tensor
-    log_sum: Tensor
     places: Tensor
     counts: Tensor
 

@@ -80,7 +80,7 @@ def trainer(
     **changes: object,
 ) -> Trainer:
     """Its draft vocabulary is what the trunk says in the samples, or its whole vocabulary."""
-    ids = np.unique(np.concatenate([sample.greedy for sample in samples])).astype(np.int64)
+    ids = np.unique(np.concatenate([sample.tokens for sample in samples])).astype(np.int64)
     with open_model(demo) as model:
         config = BlockConfig.of(model.head)
         if whole:

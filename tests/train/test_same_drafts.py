@@ -15,7 +15,8 @@ from mtp_gguf.gguf_tools.heads.transplant import with_head
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.head import Head
 from mtp_gguf.train.block import MtpBlock, Weights, read_rows, read_tensor, read_weights
-from mtp_gguf.train.collect import CollectSettings, Job, Trunk
+from mtp_gguf.train.answers import Job
+from mtp_gguf.train.collect import CollectSettings, Trunk
 from mtp_gguf.train.config import BlockConfig
 from mtp_gguf.train.dataset import Sample, split_data
 from mtp_gguf.train.measure import measure_file
@@ -144,7 +145,7 @@ def drafts_by_cycle(log: Path) -> list[list[int]]:
 
 def states_of(path: Path, tokens: list[int]) -> np.ndarray:
     with Trunk(path, CollectSettings(length=256, chat=False), 1, 0) as trunk:
-        sample = trunk.run(Job(tuple(tokens), held_out=False))
+        (sample,) = trunk.samples([Job(tuple(tokens), held_out=False)])
     return sample.hidden.astype(np.float32)
 
 
