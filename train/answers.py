@@ -91,8 +91,7 @@ class Writer:
             self._advance({text.slot: text for text in queue if text.slot is not None})
 
     def _begin(self, text: _Text) -> None:
-        self._free.remove(slot := min(self._free))
-        text.slot = slot
+        text.slot = slot = self._free.pop()
         self._session.remove(0, slot)
         self._session.decode(text.tokens, slot)
         self._append(text, -1)

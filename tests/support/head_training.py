@@ -77,10 +77,12 @@ def trainer(
     folder: Path,
     *,
     whole: bool = False,
+    without: int | None = None,
     **changes: object,
 ) -> Trainer:
-    """Its draft vocabulary is what the trunk says in the samples, or its whole vocabulary."""
+    """Its draft vocabulary is that of the samples, but one token, or its whole vocabulary."""
     ids = np.unique(np.concatenate([sample.tokens for sample in samples])).astype(np.int64)
+    ids = ids[ids != without]
     with open_model(demo) as model:
         config = BlockConfig.of(model.head)
         if whole:

@@ -14,8 +14,8 @@ from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.heads.transplant import with_head
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.head import Head
-from mtp_gguf.train.block import MtpBlock, Weights, read_rows, read_tensor, read_weights
 from mtp_gguf.train.answers import Job
+from mtp_gguf.train.block import MtpBlock, Weights, read_rows, read_tensor, read_weights
 from mtp_gguf.train.collect import CollectSettings, Trunk
 from mtp_gguf.train.config import BlockConfig
 from mtp_gguf.train.dataset import Sample, split_data

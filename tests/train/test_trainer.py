@@ -44,6 +44,33 @@ def test_the_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.allclose(gradient, want_gradient, rtol=1e-3, atol=1e-5)
 
 
+def test_rows_that_no_draft_can_be_right_in_do_not_count(
+    demo: Path,
+    samples: list[Sample],
+    weights: Weights,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row counts if the token after it is in the draft vocabulary, or unknown."""
+    seen: list[torch.Tensor] = []
+
+    def loss(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        seen.append(others[2])
+        return draft_loss(states, *others)
+
+    monkeypatch.setattr(training, "draft_loss", loss)
+    held = [s for s in samples if s.held_out]
+    left_out = np.bincount(np.concatenate([s.tokens for s in held])).argmax()
+    trainer(demo, samples, weights, tmp_path, without=int(left_out)).evaluate()
+    want = []
+    for sample in held:
+        rows = [i for i in range(sample.start, len(sample) - 1) if sample.tokens[i + 1] != left_out]
+        want += [sample.hidden[rows], sample.hidden[-1:]]
+    found = torch.cat(seen).numpy()
+    assert 0 < len(found) < sum(len(s) - s.start for s in held)
+    assert sorted(map(bytes, found)) == sorted(map(bytes, np.concatenate(want).astype(np.float32)))
+
+
 @pytest.mark.sample(1)
 def test_training_recovers_a_damaged_head(
     demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
