@@ -32,7 +32,7 @@ from .errors import (
 )
 from .libraries.layouts import UNDERSTOOD
 
-API_VERSION = 11
+API_VERSION = 12
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 
@@ -333,6 +333,7 @@ mtp_status mtp_session_decode(mtp_session * session, int32_t seq, const int32_t 
     n, bool all_logits);
 mtp_status mtp_session_want_hidden(mtp_session * session);
 mtp_status mtp_session_get_hidden(mtp_session * session, int32_t n, float * out, size_t size);
+mtp_status mtp_context_hidden(struct llama_context * context, const float ** out);
 mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth,
     int32_t * out_tokens, float * out_probs, int32_t * out_n);
 mtp_status mtp_cycle_row(mtp_session * session, int32_t row, int32_t * out);

@@ -356,3 +356,21 @@ class Session(Owner):
             raw.draft_bytes_up,
             raw.draft_bytes_down,
         )
+
+
+def last_hidden(context: Any, n: int) -> NDArray[np.float32]:
+    """Return the hidden states of the `n` tokens of a llama_context's last batch, [n, n_embd].
+
+    A session of the context must want them; the batch need not be a session's, as one with tokens
+    of several sequences is not. The caller knows that it had `n` tokens. A view, valid until the
+    next batch; NativeError if there are none.
+    """
+    from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
+
+    out = ctypes.POINTER(ctypes.c_float)()
+    pointer = ctypes.cast(context, ctypes.c_void_p)
+    check(library().mtp_context_hidden(pointer, ctypes.byref(out)))
+    if not out:
+        raise NativeError("the last batch: expected hidden states, found none; see want_hidden")
+    width = llama_cpp.llama_model_n_embd(llama_cpp.llama_get_model(context))
+    return np.ctypeslib.as_array(out, (n, width))

@@ -5,11 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
-from mtp_gguf.native.session import Session
+from mtp_gguf.native.session import Session, last_hidden
 
 # Eight texts take 2.5 to 3 times as long as one. More gain less with recurrent states, which take
 # 150 MiB each at 27B.
@@ -34,10 +37,14 @@ class Job:
 
 @dataclass
 class _Text:
-    """What is known of a job's text. slot: where it is being continued, None if it is complete."""
+    """A job's text so far. slot: where it is being continued, None if it is complete.
+
+    states: of its tokens, [n, width] in parts; the last token has none while the text is continued.
+    """
 
     job: Job
     tokens: list[int]
+    states: list[NDArray[np.float16]] = field(default_factory=list)
     slot: int | None = None
 
 
@@ -64,6 +71,7 @@ class Writer:
             )
         self._batch = llama_cpp.llama_batch_init(SLOTS, 0, 1)
         self._session = Session(self._context, None, max_depth=0)
+        self._session.want_hidden()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,10 +79,13 @@ class Writer:
         llama_cpp.llama_batch_free(self._batch)
         llama_cpp.llama_free(self._context)
 
-    def texts(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, list[int]]]:
-        """Each job, in this order, with the tokens of its text and of its answer.
+    def texts(
+        self, jobs: Iterable[Job]
+    ) -> Iterator[tuple[Job, list[int], NDArray[np.float16] | None]]:
+        """Each job, in this order, with the tokens of its text and answer, and with their states.
 
-        An answer depends on its job alone, if the kernels' results do not depend on the batch.
+        The states are [n, width], and None for a job without an answer. An answer depends on its
+        job alone, if the kernels' results do not depend on the batch.
         """
         source = iter(jobs)
         queue: deque[_Text] = deque()
@@ -85,7 +96,7 @@ class Writer:
                     self._begin(text)
             while queue and queue[0].slot is None:
                 text = queue.popleft()
-                yield text.job, text.tokens
+                yield text.job, text.tokens, np.concatenate(text.states) if text.states else None
             if not queue:
                 return
             self._advance({text.slot: text for text in queue if text.slot is not None})
@@ -93,7 +104,11 @@ class Writer:
     def _begin(self, text: _Text) -> None:
         text.slot = slot = self._free.pop()
         self._session.remove(0, slot)
-        self._session.decode(text.tokens, slot)
+        n_batch = llama_cpp.llama_n_batch(self._context)
+        for at in range(0, len(text.tokens), n_batch):
+            part = text.tokens[at : at + n_batch]
+            self._session.decode(part, slot)
+            text.states.append(self._session.hidden(len(part)).astype(np.float16))
         self._append(text, -1)
 
     def _advance(self, texts: dict[int, _Text]) -> None:
@@ -107,7 +122,9 @@ class Writer:
             batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, slot, True
         if code := llama_cpp.llama_decode(self._context, batch):
             raise NativeError(f"llama_decode: expected 0, found {code}")
+        states = last_hidden(self._context, len(rows)).astype(np.float16)
         for row, (_, text) in enumerate(rows):
+            text.states.append(states[row : row + 1])
             self._append(text, row)
 
     def _append(self, text: _Text, row: int) -> None:
@@ -127,10 +144,9 @@ class Writer:
                 "or the same for all tokens; nothing can be learned from this trunk"
             ) from None
         vocabulary = llama_cpp.llama_model_get_vocab(self.llm.model)
-        ends = llama_cpp.llama_vocab_is_eog(vocabulary, token)
-        if not ends:
+        if len(text.tokens) < job.length and not llama_cpp.llama_vocab_is_eog(vocabulary, token):
             text.tokens.append(token)
-        if ends or len(text.tokens) >= job.length:
-            assert text.slot is not None
-            self._free.append(text.slot)
-            text.slot = None
+            return
+        assert text.slot is not None
+        self._free.append(text.slot)
+        text.slot = None

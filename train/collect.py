@@ -219,10 +219,15 @@ class Trunk:
         """Read the text of each job in its order, once it is answered."""
         settings = self._settings
         with Writer(self._llm, settings.length, settings.temperature) as writer:
-            for job, tokens in writer.texts(jobs):
+            for job, tokens, states in writer.texts(jobs):
                 start = len(job.tokens) - 1 if job.length else 0
-                states = self._read(tokens)
-                yield Sample(np.asarray(tokens, np.int32), states, start, job.held_out)
+                hidden = self._read(tokens) if states is None else states
+                if not np.isfinite(hidden).all():
+                    raise RequestError(
+                        f"{self._path}: expected finite states, found NaN or infinity; nothing can "
+                        "be learned from this trunk"
+                    )
+                yield Sample(np.asarray(tokens, np.int32), hidden, start, job.held_out)
 
     def _read(self, tokens: list[int]) -> NDArray[np.float16]:
         session = self._llm.session
@@ -231,13 +236,7 @@ class Trunk:
         for at in range(0, len(tokens), _BATCH):
             session.decode(part := tokens[at : at + _BATCH])
             parts.append(session.hidden(len(part)).astype(np.float16))
-        hidden = np.concatenate(parts)
-        if not np.isfinite(hidden).all():
-            raise RequestError(
-                f"{self._path}: expected finite states, found NaN or infinity; nothing can be "
-                "learned from this trunk"
-            )
-        return hidden
+        return np.concatenate(parts)
 
 
 def _held_out(count: int, most: int | None = None) -> list[bool]:

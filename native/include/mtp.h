@@ -33,7 +33,7 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 11
+#define MTP_API_VERSION 12
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -396,6 +396,10 @@ MTP_API mtp_status mtp_session_want_hidden(mtp_session * session);
  * decoded. They must belong to its last batch, and no cycle may have followed. out: [n][n_embd]; `size`
  * is the number of its floats. */
 MTP_API mtp_status mtp_session_get_hidden(mtp_session * session, int32_t n, float * out, size_t size);
+
+/* Finds the hidden states of all tokens of a context's last batch, whoever decoded it, [n_tokens][n_embd], valid
+ * until the next one. out: NULL if there are none, as before mtp_session_want_hidden. */
+MTP_API mtp_status mtp_context_hidden(struct llama_context * context, const float ** out);
 
 /* Begins a cycle: drafts, and decodes the token and its drafts.
  * token: the next token of the sequence, not yet decoded.

@@ -27,6 +27,8 @@ from mtp_gguf.train.dataset import (
     open_data,
     split_data,
 )
+from support.models import Models
+from support.upstream.nextn_models import write_models
 
 TEXT = Path(collecting.__file__).read_text(encoding="utf-8")
 SETTINGS = CollectSettings(length=96, tokens=700, answers=2, chat=False)
@@ -70,33 +72,53 @@ def test_answers_are_the_models_own(demo: Path, tmp_path: Path) -> None:
     with Trunk(demo, SETTINGS, 1, 0) as trunk:
         jobs = trunk.jobs(prompts)
         _, greedy, sampled = trunk.samples(jobs)
+        read = list(
+            trunk.samples([Job(tuple(s.tokens.tolist()), False) for s in (greedy, sampled)])
+        )
     assert [(job.held_out, job.seed) for job in jobs] == [(True, None), (False, None), (False, 3)]
     assert jobs[1].tokens == jobs[2].tokens != jobs[0].tokens
     for sample in (greedy, sampled):
         assert sample.start == len(jobs[1].tokens) - 1
         assert sample.tokens[: sample.start + 1].tolist() == list(jobs[1].tokens)
+    for sample, again in zip((greedy, sampled), read, strict=True):
+        assert np.abs(sample.hidden - again.hidden).max() < 0.02
     with closing(MTPLlama(str(demo), depth=0, profile=False, verbose=False)) as llm:
         wanted = greedy_text(llm, jobs[1].tokens, SETTINGS.length)
     assert greedy.tokens.tolist() == wanted
     assert sampled.tokens.tolist() != wanted
 
 
-def test_an_answer_does_not_depend_on_the_others(demo: Path) -> None:
+@pytest.mark.parametrize("name", ["demo", "moe-mixed", "next-unfused", "glm4moe"])
+def test_an_answer_does_not_depend_on_the_others(models: Models, tmp_path: Path, name: str) -> None:
     """Nor on which slot it is written in; the order stays, with texts between answers."""
-    with closing(MTPLlama(str(demo), depth=0, profile=False, verbose=False, n_threads=1)) as llm:
-        jobs = []
-        for i in range(3 * SLOTS):
-            prompt = tuple(llm.tokenize(f"def f{i}(a):\n".encode(), add_bos=False))
-            seed = None if i % 3 else i
-            jobs.append(Job(prompt, False, 0 if i % 4 == 3 else 20 + 5 * (i % 7), seed))
-        with Writer(llm, 64, 0.8) as writer:
-            together = list(writer.texts(jobs))
-            alone = [next(writer.texts([job])) for job in jobs]
-    assert [job for job, _ in together] == jobs
-    assert together == alone
-    for job, tokens in together:
+    known = name != "glm4moe"
+    path = models.gguf(name, "F32", "F32") if known else write_models(tmp_path, [name])[name]
+    jobs = [
+        Job(
+            tuple(range(i + 5, i + 9)),
+            held_out=False,
+            length=0 if i % 4 == 3 else 10 + 5 * (i % 7),
+            seed=None if i % 3 else i,
+        )
+        for i in range(3 * SLOTS)
+    ]
+    with (
+        closing(MTPLlama(str(path), depth=0, profile=False, verbose=False, n_threads=1)) as llm,
+        Writer(llm, 64, 0.8) as writer,
+    ):
+        together = list(writer.texts(jobs))
+        alone = [next(writer.texts([job])) for job in jobs]
+    assert sum(len(tokens) > len(job.tokens) for job, tokens, _ in together) > SLOTS
+    assert [job for job, *_ in together] == jobs
+    for (job, tokens, states), (_, tokens_alone, states_alone) in zip(together, alone, strict=True):
+        assert tokens == tokens_alone
         assert tuple(tokens[: len(job.tokens)]) == job.tokens
-        assert (len(tokens) > len(job.tokens)) == (job.length > 0)
+        assert len(job.tokens) <= len(tokens) <= max(job.length, len(job.tokens))
+        assert (job.length > 0) == (states is not None)
+        if states is not None:
+            assert states_alone is not None
+            assert len(states) == len(tokens)
+            assert np.abs(states - states_alone).max() < 0.02
 
 
 def test_a_batch_holds_all_texts_in_work(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

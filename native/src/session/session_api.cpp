@@ -51,6 +51,10 @@ mtp_status mtp_session_get_hidden(mtp_session * session, int32_t n, float * out,
     return guard([&] { require(session, "session")->get_hidden(n, require(out, "out"), size); });
 }
 
+mtp_status mtp_context_hidden(llama_context * context, const float ** out) {
+    return guard([&] { *require(out, "out") = mtp::nextn().get(require(context, "context")); });
+}
+
 mtp_status mtp_cycle_begin(mtp_session * session, int32_t seq, int32_t token, int32_t depth, int32_t * out_tokens,
                            float * out_probs, int32_t * out_n) {
     return guard([&] {
