@@ -94,12 +94,13 @@ class Writer:
                 queue.append(text := _Text(job, list(job.tokens)))
                 if job.length:
                     self._begin(text)
+            if not queue:
+                return
+            if busy := {text.slot: text for text in queue if text.slot is not None}:
+                self._advance(busy)
             while queue and queue[0].slot is None:
                 text = queue.popleft()
                 yield text.job, text.tokens, np.concatenate(text.states) if text.states else None
-            if not queue:
-                return
-            self._advance({text.slot: text for text in queue if text.slot is not None})
 
     def _begin(self, text: _Text) -> None:
         text.slot = slot = self._free.pop()

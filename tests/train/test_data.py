@@ -131,12 +131,12 @@ def test_a_batch_holds_all_texts_in_work(demo: Path, monkeypatch: pytest.MonkeyP
         return decode(context, batch)
 
     monkeypatch.setattr(llama_cpp, "llama_decode", counted)
-    jobs = [Job((5, 6, 7), False, 0 if i % 10 else 40) for i in range(10 * SLOTS)]
+    jobs = [Job((5, 6, 7), False, 0 if i % 10 else 40) for i in range(30 * SLOTS)]
     with (
         closing(MTPLlama(str(demo), depth=0, profile=False, verbose=False)) as llm,
         Writer(llm, 64, 0.8) as writer,
     ):
-        list(writer.texts(jobs))
+        assert [job for job, *_ in writer.texts(jobs)] == jobs
     # llama.cpp would compute others one after another.
     assert all(batch == list(range(SLOTS)) for batch in batches)
     assert batches
