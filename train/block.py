@@ -84,18 +84,24 @@ class MtpBlock(nn.Module):
         """The current values of all weights, by suffix."""
         return {s: self.weight(s).detach().float().cpu().numpy() for s in self.suffixes}
 
-    def steps(self, hidden: Tensor, embedding: Tensor, count: int) -> Iterator[Tensor]:
+    def steps(
+        self, hidden: Tensor, embedding: Tensor, count: int, *, first: int = 0, every: int = 1
+    ) -> Iterator[Tensor]:
         """Yield the post-norm states of `count` unrolled steps.
 
-        hidden, embedding: [B, T, C], of the trunk's state and of the token at each position. Step s
-        has T - 1 - s rows; its row i predicts the token at position i + 2 + s.
+        hidden, embedding: [B, T, C], of the trunk's state and of the token at each position. A step
+        has the rows of `rows_of`; row i of step s predicts the token at position i + 2 + s.
         """
         use = {suffix: self.weight(suffix) for suffix in self.suffixes}
         cache: list[tuple[Tensor, Tensor]] = []
-        state = hidden
-        for step in range(min(count, hidden.shape[1] - 1)):
-            rows = hidden.shape[1] - 1 - step
-            state = self._step(use, state[:, :rows], embedding[:, step + 1 :], step, cache)
+        state, length = hidden, hidden.shape[1]
+        for step in range(min(count, length - 1)):
+            rows = rows_of(step, length, first, every)
+            if step == 1:
+                state = state[:, first::every]
+            fed = embedding[:, step + 1 :][:, rows]
+            positions = torch.arange(length)[rows]
+            state = self._step(use, state[:, : len(positions)], fed, step, positions, cache)
             yield state
 
     def _step(
@@ -104,6 +110,7 @@ class MtpBlock(nn.Module):
         hidden: Tensor,
         embedding: Tensor,
         step: int,
+        rows: Tensor,
         cache: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
         both = torch.cat(
@@ -114,7 +121,7 @@ class MtpBlock(nn.Module):
             dim=-1,
         )
         x = functional.linear(both, use["nextn.eh_proj.weight"])
-        x = x + self._attention(use, self._norm(x, use["attn_norm.weight"]), step, cache)
+        x = x + self._attention(use, self._norm(x, use["attn_norm.weight"]), step, rows, cache)
         normed = self._norm(x, use["post_attention_norm.weight"])
         if self.config.experts:
             x = x + self._mixture(use, normed)
@@ -131,11 +138,13 @@ class MtpBlock(nn.Module):
         use: Mapping[str, Tensor],
         x: Tensor,
         step: int,
+        places: Tensor,
         cache: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
         """Attend to what the cache of a draft holds.
 
         Those are the rows of step 0 up to the row itself, and the same row of each later step.
+        places: [T], which row of step 0 each of these rows goes on from.
         """
         c = self.config
         batch, rows, _ = x.shape
@@ -151,23 +160,23 @@ class MtpBlock(nn.Module):
             q = self._norm(q, use["attn_q_norm.weight"])
         if "attn_k_norm.weight" in use:
             k = self._norm(k, use["attn_k_norm.weight"])
-        positions = torch.arange(step + 1, step + 1 + rows)[:, None]
-        angles = (positions * self.frequencies).to(x.device)
+        angles = ((places + step + 1)[:, None] * self.frequencies).to(x.device)
         q, k = self._rotate(q, angles).to(v.dtype), self._rotate(k, angles).to(v.dtype)
         cache.append((k, v))
         q = q.view(batch, rows, c.kv_heads, groups, c.head_dim) / math.sqrt(c.head_dim)
-        first_k, first_v = (held[:, :rows] for held in cache[0])
+        n_keys = int(places[-1]) + 1
+        first_k, first_v = (held[:, :n_keys] for held in cache[0])
         scores = torch.einsum("brghd,bkgd->bghrk", q, first_k).float()
-        causal = torch.ones(rows, rows, dtype=torch.bool, device=x.device).tril()
-        scores = scores.masked_fill(~causal, -torch.inf)
+        later = torch.arange(n_keys) > places[:, None]
+        scores = scores.masked_fill(later.to(x.device), -torch.inf)
         own = [
             (q * key[:, :rows, :, None]).float().sum(-1).permute(0, 2, 3, 1)[..., None]
             for key, _ in cache[1:]
         ]  # [B, G, H / G, T, 1] each
         shares = torch.cat((scores, *own), dim=-1).softmax(-1).to(v.dtype)
-        out = torch.einsum("bghrk,bkgd->brghd", shares[..., :rows], first_v)
+        out = torch.einsum("bghrk,bkgd->brghd", shares[..., :n_keys], first_v)
         for i, (_, value) in enumerate(cache[1:]):
-            share = shares[..., rows + i].permute(0, 3, 1, 2)[..., None]
+            share = shares[..., n_keys + i].permute(0, 3, 1, 2)[..., None]
             out = out + share * value[:, :rows, :, None]
         out = out.reshape(batch, rows, c.heads, c.head_dim)
         if c.form.gated:
@@ -211,6 +220,11 @@ class MtpBlock(nn.Module):
                 shared = shared * torch.sigmoid(gate)
             out = out + shared
         return out.view(shape)
+
+
+def rows_of(step: int, length: int, first: int, every: int) -> slice:
+    """The rows of a step over `length` positions: all in step 0, every so many in later ones."""
+    return slice(first, length - 1 - step, every) if step else slice(0, length - 1)
 
 
 def _key(suffix: str) -> str:

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from mtp_gguf.gguf_tools.errors import OutputError, RequestError
 from mtp_gguf.gguf_tools.heads.fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
 from mtp_gguf.gguf_tools.model import Model
 
 from . import measure
-from .block import MtpBlock, Weights, read_rows
+from .block import MtpBlock, Weights, read_rows, rows_of
 from .config import BlockConfig
 from .dataset import Sample
 from .loss import draft_loss
@@ -38,6 +37,9 @@ _STEP_DECAY = 0.6
 # Of width 256, in cases a and c of benchmarks/train_head.py: 0.01 is good for random weights, and
 # 0.0007 for a head whose first drafts are right 9 times in 10.
 _RATE_OF_RANDOM_WEIGHTS, _RATE_OF_A_PERFECT_HEAD = 0.16, 0.05
+# Second and later drafts are learned from one row in so many, another one in each batch: each takes
+# as long as a first one, and a row's teaches much the same as those of the rows beside it.
+_EVERY = 4
 _WARM_UP, _LAST_RATE = 0.05, 0.05
 _CLIP = 1.0
 _WEIGHT_DECAY = 0.01
@@ -234,7 +236,7 @@ class Trainer:
             if share >= 1:
                 stopped = "the time is over"
                 break
-            loss = self._update(batch, rate * _rate(share))
+            loss = self._update(batch, rate * _rate(share), done.step % _EVERY)
             if not math.isfinite(loss):
                 stopped = f"the loss became {loss} in step {done.step + 1}"
                 break
@@ -293,14 +295,17 @@ class Trainer:
             done.without_gain += 1
         self._save(done)
 
-    def _update(self, batch: Sequence[Sample], rate: float) -> float:
-        """One step of the optimizer, unless loss or gradient is not finite; returns the loss."""
+    def _update(self, batch: Sequence[Sample], rate: float, first: int) -> float:
+        """One step of the optimizer, unless loss or gradient is not finite; returns the loss.
+
+        first: the first row from which more than one draft is learned.
+        """
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
         packed = self._pack(batch)
-        loss = self._loss_of(packed, self._block_steps(packed))
+        loss = self._loss_of(packed, self._block_steps(packed, first, _EVERY), first, _EVERY)
         torch.autograd.backward(loss)
         norm = torch.nn.utils.clip_grad_norm_(self._block.parameters(), _CLIP)
         value = float(loss.detach())
@@ -311,30 +316,39 @@ class Trainer:
                 optimizer.step()
         return value
 
-    def _loss_of(self, packed: _Packed, outputs: Iterable[Tensor]) -> Tensor:
+    def _loss_of(
+        self, packed: _Packed, outputs: Iterable[Tensor], first: int = 0, every: int = 1
+    ) -> Tensor:
         """The weighted mean of the steps' losses over the rows that count."""
-        states, weights = [], []
+        counts = packed.counts
+        teachers = counts.flatten().cumsum(0).view_as(counts) - 1  # of each position that counts
+        states, weights, rows = [], [], []
         for step, state in enumerate(outputs):
-            # Row i of step s predicts what follows position i + 1 + s: aligned there.
-            valid = packed.counts.clone()
-            valid[:, : step + 1] = False
-            states.append(functional.pad(state.float(), (0, 0, step + 1, 0))[packed.counts])
-            weight = _STEP_DECAY**step / valid.sum().clamp_min(1)
-            weights.append((valid * weight)[packed.counts])
+            # Row i of step s predicts what follows position i + 1 + s.
+            own = rows_of(step, counts.shape[1], first, every)
+            valid, teacher = (t[:, step + 1 :][:, own] for t in (counts, teachers))
+            states.append(state.float()[valid])
+            rows.append(teacher[valid])
+            weight = _STEP_DECAY**step / max(len(rows[-1]), 1)
+            weights.append(torch.full_like(states[-1][:, 0], weight))
         total = sum(_STEP_DECAY**step for step in range(len(states)))
+        order = torch.cat(rows).argsort(stable=True)
         return draft_loss(
-            torch.stack(states),
-            torch.stack(weights) / total,
+            torch.cat(states)[order],
+            torch.cat(weights)[order] / total,
+            torch.cat(rows)[order],
             self._low_output,
-            packed.hidden[packed.counts].float(),
+            packed.hidden[counts].float(),
         )
 
-    def _block_steps(self, packed: _Packed) -> Iterator[Tensor]:
+    def _block_steps(self, packed: _Packed, first: int = 0, every: int = 1) -> Iterator[Tensor]:
         embedding = self._embedding[packed.places]
         with torch.autocast(
             self._device.type, torch.bfloat16, enabled=self._products is torch.bfloat16
         ):
-            yield from self._block.steps(packed.hidden, embedding, self._settings.steps)
+            yield from self._block.steps(
+                packed.hidden, embedding, self._settings.steps, first=first, every=every
+            )
 
     @torch.no_grad()
     def evaluate(self) -> tuple[Acceptance, float]:

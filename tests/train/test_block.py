@@ -17,7 +17,14 @@ from mtp_gguf.gguf_tools.heads.carrier import carry
 from mtp_gguf.gguf_tools.heads.transplant import with_head
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.native.head import Head
-from mtp_gguf.train.block import MtpBlock, fresh_weights, read_rows, read_tensor, read_weights
+from mtp_gguf.train.block import (
+    MtpBlock,
+    fresh_weights,
+    read_rows,
+    read_tensor,
+    read_weights,
+    rows_of,
+)
 from mtp_gguf.train.config import BlockConfig
 from mtp_gguf.train.write_back import head_tensors
 from support.carried_models import write_model
@@ -131,6 +138,24 @@ def test_logits_of_a_new_head_for_a_carrier(tmp_path: Path) -> None:
     with open_model(made) as model:
         assert not list(value_findings(model))  # of a router of zeros, with nothing to choose
         assert "ffn_gate_inp" not in dict(block_of(made).named_parameters())
+
+
+@pytest.mark.parametrize(("first", "every"), [(0, 2), (1, 3)])
+def test_some_rows_are_those_of_all(models: Models, first: int, every: int) -> None:
+    """Later steps of every so many rows compute what those rows are if all are computed."""
+    block = block_of(models.gguf("moe-mixed", "F32", "F32"))
+    random = torch.Generator().manual_seed(2)
+    hidden, embedding = torch.randn(2, 2, 24, block.config.width, generator=random)
+    with torch.no_grad():
+        whole = list(block.steps(hidden, embedding, 4))
+        some = list(block.steps(hidden, embedding, 4, first=first, every=every))
+    for step, (a, b) in enumerate(zip(whole, some, strict=True)):
+        rows = rows_of(step, 24, first, every)
+        assert (
+            torch.arange(24)[rows].tolist()
+            == [*range(24)][first if step else 0 : 23 - step : every if step else 1]
+        )
+        assert torch.allclose(a[:, rows], b, atol=1e-5)
 
 
 def test_fused_tensors_are_split(models: Models, tmp_path: Path) -> None:

@@ -25,11 +25,13 @@ def test_the_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     random = torch.Generator().manual_seed(1)
     # Two slices of rows.
     monkeypatch.setattr("mtp_gguf.train.loss._LOGITS_AT_ONCE", 50 * 400)
-    states = torch.randn(2, 600, 16, generator=random).requires_grad_()
-    weights = torch.rand(2, 600, generator=random)
+    # Some rows have two drafts, and some none.
+    rows = torch.randint(600, (900,), generator=random).sort().values
+    states = torch.randn(900, 16, generator=random).requires_grad_()
+    weights = torch.rand(900, generator=random)
     output = torch.randn(50, 16, generator=random)
     teacher = torch.randn(600, 16, generator=random)
-    scores = teacher @ output.T
+    scores = (teacher @ output.T)[rows]
     entropy = -((states @ output.T / 0.8).log_softmax(-1) * (scores / 0.8).softmax(-1)).sum(-1)
     want = torch.zeros(())
     for temperature in (0.3, 0.8):
@@ -37,8 +39,8 @@ def test_the_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
         rejected = 1 - torch.minimum(p, q).sum(-1)
         want = want + ((rejected + rejected.detach() * entropy) * weights).sum() / 2
     (want_gradient,) = torch.autograd.grad(want, states)
-    found = draft_loss(states, weights, output, teacher)
-    assert draft_loss(states.detach(), weights, output, teacher).equal(found.detach())
+    found = draft_loss(states, weights, rows, output, teacher)
+    assert draft_loss(states.detach(), weights, rows, output, teacher).equal(found.detach())
     (gradient,) = torch.autograd.grad(found, states)
     assert found.item() == pytest.approx(want.item(), rel=1e-4)
     assert torch.allclose(gradient, want_gradient, rtol=1e-3, atol=1e-5)
@@ -55,7 +57,7 @@ def test_rows_that_no_draft_can_be_right_in_do_not_count(
     seen: list[torch.Tensor] = []
 
     def loss(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        seen.append(others[2])
+        seen.append(others[3])
         return draft_loss(states, *others)
 
     monkeypatch.setattr(training, "draft_loss", loss)
