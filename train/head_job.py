@@ -339,7 +339,7 @@ def _check_list(job: Job, model: Model) -> None:
 def _draft_vocabulary(job: Job, model: Model, train: list[Sample]) -> _Draft | None:
     """The draft vocabulary to train for; None for the whole vocabulary.
 
-    It is the model's own, or with --fastmtp one that is counted on what the trunk would say, of
+    It is the model's own, or with --fastmtp one that is counted on the training data, of
     the size of the model's own unless --fastmtp gives another.
     """
     n_vocab, required = model.vocabulary_size or 0, required_ids(model)

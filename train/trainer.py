@@ -40,6 +40,8 @@ _RATE_OF_RANDOM_WEIGHTS, _RATE_OF_A_PERFECT_HEAD = 0.16, 0.05
 # Second and later drafts are learned from one row in so many, another one in each batch: each takes
 # as long as a first one, and a row's teaches much the same as those of the rows beside it.
 _EVERY = 4
+# Tokens; twice as many learn as much from little data, and more in the same time at width 576.
+_LEAST_BATCH = 1024
 _WARM_UP, _LAST_RATE = 0.05, 0.05
 _CLIP = 1.0
 _WEIGHT_DECAY = 0.01
@@ -52,16 +54,16 @@ _SORTED_BATCHES = 16
 class TrainSettings:
     """How to train.
 
-    steps: drafts that are unrolled. batch: tokens of a batch. rate: the highest learning rate, that
-    of `default_rate` if None. rank: 0 for all weights. seconds: a budget, over which the learning
-    rate falls if it ends before the epochs do. evaluations: how often held-out acceptance is
-    measured in all; less often if that would read more than `evaluation_share` times the tokens
-    that training does. patience: evaluations without a gain after which training stops.
+    steps: drafts that are unrolled. batch: tokens of a batch, `default_batch` if None. rate: the
+    highest learning rate, `default_rate` if None. rank: 0 for all weights. seconds: a budget, over
+    which the learning rate falls if it ends before the epochs do. evaluations: how often held-out
+    acceptance is measured in all; less often if that would read more than `evaluation_share` times
+    the tokens that training does. patience: evaluations without a gain after which training stops.
     """
 
     steps: int = 4
     epochs: float = 6.0
-    batch: int = 1024
+    batch: int | None = None
     rate: float | None = None
     rank: int = 0
     seed: int = 1
@@ -146,7 +148,8 @@ def memory_needed(
     rows = 4 * config.width * (n_tokens + n_draft * (2 if settings.precision == "bf16" else 1))
     widest = max((array.shape[-2] for array in weights.values() if array.ndim > 1), default=1)
     # What backward needs of each row of each step: some 12 tensors of the width and 5 of the FFN.
-    activations = 4 * settings.batch * settings.steps * (12 * config.width + 5 * widest)
+    batch = settings.batch or default_batch(config.width)
+    activations = 4 * batch * settings.steps * (12 * config.width + 5 * widest)
     return parameters + rows + activations
 
 
@@ -207,6 +210,7 @@ class Trainer:
         self._listed = np.zeros(len(tables.place), bool)
         self._listed[tables.ids] = True
         self._width = config.width
+        self._size = settings.batch or default_batch(config.width)
         self._output = tables.output.to(self._device)
         self._low_output = self._output.to(self._products)
         self._embedding = tables.embedding.to(self._device)
@@ -375,7 +379,7 @@ class Trainer:
         return measure.total(counts), loss / rows
 
     def _batches_held_out(self) -> list[list[Sample]]:
-        return list(_filled(sorted(self._held_out, key=len), self._settings.batch))
+        return list(_filled(sorted(self._held_out, key=len), self._size))
 
     def _pack(self, batch: Sequence[Sample]) -> _Packed:
         """Samples of a batch as tensors, padded to the longest."""
@@ -412,10 +416,10 @@ class Trainer:
         at = 0
         while at < len(order):
             tokens, end = 0, at
-            while end < len(order) and tokens < _SORTED_BATCHES * self._settings.batch:
+            while end < len(order) and tokens < _SORTED_BATCHES * self._size:
                 tokens += len(order[end])
                 end += 1
-            batches += list(_filled(sorted(order[at:end], key=len), self._settings.batch))
+            batches += list(_filled(sorted(order[at:end], key=len), self._size))
             at = end
         for i in random.permutation(len(batches)):
             yield batches[i]
@@ -496,6 +500,11 @@ class _Progress:
     tokens: int = 0
     seconds: float = 0.0
     history: list[tuple[int, float, tuple[float, ...]]] = field(default_factory=list)
+
+
+def default_batch(width: int) -> int:
+    """Tokens of a batch: as many for each product of Muon, whose matrices grow with the width."""
+    return max(_LEAST_BATCH, 2 * width)
 
 
 def default_rate(width: int, start: Acceptance) -> float:
