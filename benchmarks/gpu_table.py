@@ -1,6 +1,6 @@
 """One step of gpu.py, on the first GPU or the CPU; each line printed is a row in JSON.
 
-python benchmarks/gpu_table.py text|batches|depths SHAPE --work FOLDER [--backend cuda]
+python benchmarks/gpu_table.py STEP SHAPE --work FOLDER [--backend cuda]
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from decode import PROMPT_TOKENS, dial_file, one_round, prefill_ms, server, server_round
+from decode import PROMPT_TOKENS, converted, dial_file, one_round, prefill_ms, server, server_round
 from dial_model import SHAPES
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
@@ -28,13 +31,19 @@ from mtp_gguf.native.libraries import devices
 from mtp_gguf.native.libraries.loaded import device_name
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.server.build import find_build
+from support import counted_cycles, places, preloading
+from support.models import DEMO
+from support.native_trunk import Trunk
 
 HIT = 0.8
 PERIOD = 4  # three linear attention layers and one of full attention
+TRAINED = "demo"  # instead of a shape: the tests' trained model
 CPU_MOE = "-cpu-moe"  # of a shape's name: the experts are on the CPU
 LONG_PROMPT = 512
 ALL = 999
 TEXT = 64  # tokens
+GREEDY = (1, 3)  # depths
+PART = 400  # tokens: the demo model's context is 512
 MOST_ROWS = 16
 REPEATS = 5
 # Models whose checkpoint would not fit into memory: their first PERIOD layers are repeated.
@@ -77,8 +86,10 @@ def few_layers(shape: str) -> str:
     return short
 
 
-def model_file(shape: str, work: Path) -> Path:
-    """The GGUF of a shape, made once."""
+def model_file(shape: str, work: Path, quant: str = "Q4_K_M") -> Path:
+    """The GGUF of a shape, or of the tests' trained model in a type, made once."""
+    if shape == TRAINED:
+        return converted(DEMO, work / f"{shape}-{quant}.gguf", quant)
     layers = STRETCHED.get(shape)
     if layers is None:
         return dial_file(shape, HIT, work)
@@ -141,6 +152,89 @@ def batch_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
             ms = statistics.median(times[2:])  # the first ones compile and warm up
             first = first or ms
             yield {"rows": rows, "ms": ms, "times one row": ms / first}
+
+
+def call_rows(path: Path, work: Path, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    """What a cycle of three drafts exchanges with the device, and how long the device idles."""
+    library = preloading.build("device_calls", work)
+    there = (("gpu", ""), ("whole", ", embeddings there")) if on_gpu else (("cpu", ""),)
+    cases = [(place, "greedy", 1, f"greedy{more}") for place, more in there]
+    cases += [(there[0][0], "rejection", 1, "rejection sampling")]
+    cases += [(there[0][0], "slots", 4, "four sequences, greedy")]
+    for place, kind, sequences, title in cases:
+        found = counted_cycles.count(library, path, place, kind, sequences)
+        each = {name: value / found["cycles"] for name, value in found.items()}
+        idle = [f"{1 - found[busy] / found['ns']:.1%}" for busy in ("busy_most", "busy_least")]
+        yield {
+            "decoding": title,
+            "graph launches": each["graphs"],
+            "waits": each["syncs"],
+            "bytes down": round(each["bytes_down"]),
+            "bytes up": round(each["bytes_up"]),
+            "graphs on the CPU": each["cpu_graphs"],
+            "cycle ms": each["ns"] / 1e6,
+            **({"device idle, at least": idle[0], "at most": idle[1]} if on_gpu else {}),
+        }
+
+
+def answers(
+    trunk: Trunk, text: list[int], n: int, width: int, accepted: Callable[[], int], other: int
+) -> list[tuple[int, int]]:
+    """The likeliest token after each of the first n of a text, and a checksum of all logits.
+
+    Where the text ends, that token continues it. width: rows of each batch; accepted: how many of
+    them are tokens of the text. The rest is the token `other`, which is rolled back.
+    """
+    memory = llama_cpp.llama_get_memory(trunk.context)
+    llama_cpp.llama_memory_clear(memory, True)
+    batch = llama_cpp.llama_batch_init(width, 0, 1)
+    batch.n_tokens = width
+    found: list[tuple[int, int]] = []
+    while len(found) < n:
+        at = len(found)
+        part = text[at : min(at + accepted(), n)]
+        for i, token in enumerate(itertools.islice(itertools.chain(part, [other] * width), width)):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, at + i, 1, 1
+            batch.seq_id[i][0] = 0
+        if llama_cpp.llama_decode(trunk.context, batch):
+            raise RuntimeError(f"llama_decode failed for {width} rows")
+        for i in range(len(part)):
+            row = trunk.logits(i)
+            found.append((int(np.argmax(row)), zlib.crc32(row)))
+        text += [found[-1][0]] * (len(text) == len(found))
+        if not llama_cpp.llama_memory_seq_rm(memory, 0, len(found), -1):
+            raise RuntimeError("the rest of a batch could not be rolled back")
+    llama_cpp.llama_batch_free(batch)
+    return found
+
+
+def greedy_rows(path: Path, on_gpu: bool, n: int) -> Iterator[dict[str, Any]]:
+    """How many tokens of a text would be others with drafts, and how many rows of logits.
+
+    Compared with plain decoding, and with plain decoding in batches padded to as many rows as
+    verify drafts. All follow the text of plain decoding.
+    """
+    parts = [([5 + i], min(PART, n - i * PART)) for i in range(-(-n // PART))]
+    rng = np.random.default_rng(1)
+    with (
+        places.use(places.place("gpu" if on_gpu else "cpu")),
+        closing(Trunk(path, max(GREEDY), PART + max(GREEDY) + 1)) as trunk,
+    ):
+
+        def decode(width: int, accepted: Callable[[], int], other: int) -> list[tuple[int, int]]:
+            cases = [answers(trunk, text, size, width, accepted, other) for text, size in parts]
+            return [*itertools.chain(*cases)]
+
+        plain = decode(1, lambda: 1, 0)
+        for depth in GREEDY:
+            drafted = decode(depth + 1, partial(rng.integers, 1, depth + 2), 1)
+            padded = decode(depth + 1, lambda: 1, 0)
+            row: dict[str, Any] = {"drafts": depth, "tokens": n}
+            for name, other in (("plain", plain), ("padded", padded)):
+                pairs = [*zip(drafted, other, strict=True)]
+                row[f"not as {name}"] = sum(ours[0] != theirs[0] for ours, theirs in pairs)
+                row[f"logits not as {name}"] = sum(ours != theirs for ours, theirs in pairs)
+            yield row
 
 
 def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe: int) -> Any:
@@ -214,7 +308,7 @@ def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Itera
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("step", choices=["text", "batches", "depths"])
+    parser.add_argument("step", choices=["text", "batches", "depths", "calls", "greedy"])
     parser.add_argument("shape")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--backend", default="cuda")
@@ -226,13 +320,20 @@ def main() -> int:
     arguments = parser.parse_args()
     shape = arguments.shape.removesuffix(CPU_MOE)
     arguments.layers = 0 if arguments.backend == "cpu" else ALL
-    if shape not in SHAPES:
-        parser.error(f"expected one of {', '.join(SHAPES)}, found {shape}")
+    if shape not in (known := [*SHAPES, TRAINED]):
+        parser.error(f"expected one of {', '.join(known)}, found {shape}")
     if arguments.layers and device_name(ALL) == "CPU":
         parser.error("ggml finds no GPU")
     arguments.work.mkdir(parents=True, exist_ok=True)
+    on_gpu = arguments.layers > 0
     if arguments.step == "text":
         rows = text_rows(model_file(shape, arguments.work), arguments.layers)
+    elif arguments.step == "calls":
+        rows = call_rows(model_file(shape, arguments.work), arguments.work, on_gpu)
+    elif arguments.step == "greedy":
+        n = arguments.tokens * (16 if shape == TRAINED else 4)
+        path = model_file(shape, arguments.work, arguments.quant)
+        rows = greedy_rows(path, on_gpu, n)
     elif arguments.step == "batches":
         path = dial_file(few_layers(shape), HIT, arguments.work, arguments.quant)
         rows = batch_rows(path, arguments.layers)
