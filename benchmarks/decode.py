@@ -57,20 +57,25 @@ def converted(checkpoint: Path, file: Path, quant: str) -> Path:
     return file
 
 
-def dial_file(shape: str, hit: Hit, work: Path, quant: str = "Q4_K_M") -> Path:
-    """Return the GGUF of the synthetic model of a shape; build it unless `work` has it."""
+def dial_files(shape: str, hit: Hit, work: Path, quants: Sequence[str]) -> list[Path]:
+    """Return the GGUFs of the synthetic model of a shape; build those that `work` has not."""
     name = f"dial-{shape}-{'-'.join(map(str, hit)) if isinstance(hit, tuple) else hit}"
-    name += "" if quant == "Q4_K_M" else f"-{quant}"
-    file = work / f"{name}.gguf"
-    if file.exists():
-        return file
+    ends = ["" if quant == "Q4_K_M" else f"-{quant}" for quant in quants]
+    files = [work / f"{name}{end}.gguf" for end in ends]
+    if all(file.exists() for file in files):
+        return files
     checkpoint = work / name
     shutil.rmtree(checkpoint, ignore_errors=True)  # left by an interrupted run
     write_dial_model(checkpoint, shape, hit)
     try:
-        return converted(checkpoint, file, quant)
+        return [converted(checkpoint, *pair) for pair in zip(files, quants, strict=True)]
     finally:
         shutil.rmtree(checkpoint)
+
+
+def dial_file(shape: str, hit: Hit, work: Path) -> Path:
+    """Return the Q4_K_M of the synthetic model of a shape; build it unless `work` has it."""
+    return dial_files(shape, hit, work, ["Q4_K_M"])[0]
 
 
 def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:

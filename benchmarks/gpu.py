@@ -154,11 +154,10 @@ def planned(arguments: argparse.Namespace) -> list[Step]:
         "text": [Step("Text and acceptance", [*base, "text", "tiny"])],
         "batches": [
             Step(
-                f"Milliseconds of a batch, {shape}, {quant}",
-                [*base, "batches", shape, "--quant", quant],
+                f"Milliseconds of a batch, {shape}",
+                [*base, "batches", shape, "--quant", arguments.types],
             )
             for shape in dense
-            for quant in arguments.types.split(",")
         ],
         "depths": [Step(f"Depths, {shape}", [*base, "depths", shape]) for shape in shapes],
         "calls": [Step(f"A cycle's calls, {shapes[0]}", [*base, "calls", shapes[0]])],

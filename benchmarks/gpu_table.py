@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from decode import PROMPT_TOKENS, converted, dial_file, one_round, prefill_ms, server, server_round
+from decode import (
+    PROMPT_TOKENS,
+    converted,
+    dial_file,
+    dial_files,
+    one_round,
+    prefill_ms,
+    server,
+    server_round,
+)
 from dial_model import SHAPES
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
@@ -128,7 +137,7 @@ def text_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def batch_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
+def batch_rows(path: Path, quant: str, layers: int) -> Iterator[dict[str, Any]]:
     """Milliseconds of llama.cpp for a batch of so many rows with logits, medians."""
     with MTPLlama(str(path), depth=0, n_ctx=512, n_gpu_layers=layers, profile=False) as llm:
         context = llm.ctx
@@ -151,7 +160,7 @@ def batch_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
             llama_cpp.llama_batch_free(batch)
             ms = statistics.median(times[2:])  # the first ones compile and warm up
             first = first or ms
-            yield {"rows": rows, "ms": ms, "times one row": ms / first}
+            yield {"type": quant, "rows": rows, "ms": ms, "times one row": ms / first}
 
 
 def call_rows(path: Path, work: Path, on_gpu: bool) -> Iterator[dict[str, Any]]:
@@ -335,8 +344,10 @@ def main() -> int:
         path = model_file(shape, arguments.work, arguments.quant)
         rows = greedy_rows(path, on_gpu, n)
     elif arguments.step == "batches":
-        path = dial_file(few_layers(shape), HIT, arguments.work, arguments.quant)
-        rows = batch_rows(path, arguments.layers)
+        quants = arguments.quant.split(",")
+        files = dial_files(few_layers(shape), HIT, arguments.work, quants)
+        each = map(batch_rows, files, quants, itertools.repeat(arguments.layers))
+        rows = itertools.chain.from_iterable(each)
     else:
         cpu_moe = ALL if arguments.shape.endswith(CPU_MOE) else 0
         rows = depth_rows(model_file(shape, arguments.work), arguments, cpu_moe)

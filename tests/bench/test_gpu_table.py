@@ -47,7 +47,17 @@ print(report([waits, fails, speaks, Step("later", [])], "cpu"))
 def check(folder: Path, *words: str) -> list[str]:
     """The lines of gpu.md after a check of the tests' shape."""
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), str(folder), "--shapes", "tiny"]
-    command += ["--types", "Q4_K_M", "--depths", "2,auto", "--tokens", "8", "--rounds", "1", *words]
+    command += [
+        "--types",
+        "Q4_K_M,F16",
+        "--depths",
+        "2,auto",
+        "--tokens",
+        "8",
+        "--rounds",
+        "1",
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (folder / "gpu.md").read_text().splitlines()
@@ -66,7 +76,7 @@ def test_without_time_everything_is_skipped_and_said(tmp_path: Path) -> None:
     titles = [line for line in lines if line.startswith("### ")]
     assert titles == [
         "### Text and acceptance",
-        "### Milliseconds of a batch, tiny, Q4_K_M",
+        "### Milliseconds of a batch, tiny",
         "### Depths, tiny",
         "### A cycle's calls, tiny",
         "### Greedy text with drafts, demo",
@@ -119,7 +129,8 @@ def test_the_table(tmp_path: Path, backend: str) -> None:
         [r.strip("| ") for r in t.splitlines() if r[:1] == "|"][2:] for t in tables
     )
     assert [row.split(" | ")[:2] for row in text[:5]] == [[f"{n}", "64"] for n in range(5)]
-    assert [int(row.split(" | ")[0]) for row in batches] == list(range(1, 17))
+    both = [[quant, f"{n}"] for quant in ("Q4_K_M", "F16") for n in range(1, 17)]
+    assert [row.split(" | ")[:2] for row in batches] == both
     assert [row.split(" | ")[0] for row in depths[:4]] == [
         *("plain", "ours, depth 2", "ours, depth auto", "plain"),
     ]
