@@ -12,10 +12,10 @@ said; models are made in FOLDER and kept for the next run. --steps runs some of 
    the CPU.
 2. `batches`: milliseconds of a batch of 1 to 16 rows, for Q4_K_M, Q8_0 and F16, with four layers of
    the largest shape that is not a mixture of experts.
-3. `depths`, for each shape: plain decoding, ours at each depth, llama-server's own draft-mtp, and
-   llama.cpp without patches if --stock names its llama-server; with the parts of a cycle. A shape
-   with -cpu-moe has its experts on the CPU. Plain decoding is measured again at the end: if it
-   differs from the first row, so may all others.
+3. `depths`, for each shape: plain decoding and ours at each depth, with the parts of a cycle; then
+   the llama-server without patches that --stock names, or else llama-server's own steps, and our
+   llama-server. A shape with -cpu-moe has its experts on the CPU. Plain decoding is measured again
+   after ours: if it differs from the first row, so may all others.
 4. `calls`: graph launches, waits and bytes of a cycle at depth 3, and how long the device idles,
    for the first shape.
 5. `greedy`: how many tokens drafting changes, and whether it changes none if plain decoding has as
@@ -23,7 +23,8 @@ said; models are made in FOLDER and kept for the next run. --steps runs some of 
 6. `tests`: `pytest -m gpu`.
 
 The shapes are those of the published models with random weights, Q4_K_M with an F16 head and a
-draft vocabulary of 32,768; the head is right 80 % of the time. 27b takes 17 GB of disk.
+draft vocabulary of 32,768; the head is right 80 % of the time. All files together take 40 GB, and
+10 more while they are made; --models says where, such as in /dev/shm.
 `--backend cpu --shapes tiny` shows on any machine that it runs.
 """
 
@@ -139,17 +140,10 @@ def planned(arguments: argparse.Namespace) -> list[Step]:
         base += ["--stock", arguments.stock]
     shapes = arguments.shapes.split(",")
     dense = [shape for shape in shapes if "-a" not in shape and "moe" not in shape][-1:]
-    tests = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-q",
-        "-x",
-        "tests/native",
-        "tests/server",
-    ]
+    # Without an environment's other plugins, and without files for which it lacks packages.
+    tests: list[str | Path] = ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m"]
+    tests += ["pytest", "-p", "xdist.plugin", "-W", "default", "--continue-on-collection-errors"]
+    tests += ["-m", "gpu", "-v", "tests/native", "tests/server"]
     steps = {
         "text": [Step("Text and acceptance", [*base, "text", "tiny"])],
         "batches": [

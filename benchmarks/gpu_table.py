@@ -138,7 +138,10 @@ def text_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
 
 
 def batch_rows(path: Path, quant: str, layers: int) -> Iterator[dict[str, Any]]:
-    """Milliseconds of llama.cpp for a batch of so many rows with logits, medians."""
+    """Milliseconds of llama.cpp for a batch of so many rows with logits, medians.
+
+    Removes the file unless it is the one that other steps use.
+    """
     with MTPLlama(str(path), depth=0, n_ctx=512, n_gpu_layers=layers, profile=False) as llm:
         context = llm.ctx
         memory = llama_cpp.llama_get_memory(context)
@@ -161,6 +164,8 @@ def batch_rows(path: Path, quant: str, layers: int) -> Iterator[dict[str, Any]]:
             ms = statistics.median(times[2:])  # the first ones compile and warm up
             first = first or ms
             yield {"type": quant, "rows": rows, "ms": ms, "times one row": ms / first}
+    if quant != "Q4_K_M":
+        path.unlink()
 
 
 def call_rows(path: Path, work: Path, on_gpu: bool) -> Iterator[dict[str, Any]]:
@@ -301,12 +306,15 @@ def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Itera
         plain = plain or row["tok/s"]
         yield {"decoding": row.pop("decoding"), "× plain": row["tok/s"] / plain, **row}
     build = find_build()
-    for name, binary, own in (
-        ("llama-server without patches", arguments.stock, ()),
-        ("llama-server's own steps", build and str(build.server), ("--no-spec-draft-fused",)),
+    ours = build and str(build.server)
+    other = ("llama-server without patches", arguments.stock, "")
+    own_steps = ("llama-server's own steps", ours, "--no-spec-draft-fused")
+    for name, binary, option in (
+        other if arguments.stock else own_steps,
+        ("our llama-server", ours, ""),
     ):
         for depth in numbers if binary else []:
-            more = own if depth else ()
+            more = [option] if depth and option else []
             speed = measure_server(binary, path, depth, arguments, cpu_moe, *more)
             yield {
                 "decoding": f"{name}, depth {depth}",
