@@ -55,14 +55,16 @@ def closure(names: tuple[str, ...], python: str) -> dict[str, str]:
     return found
 
 
-def add_packages(site: Path, python: str) -> None:
-    """Install into `site` what mtp-gguf and its tests need, besides torch and transformers."""
+def lacking(python: str) -> list[str]:
+    """What mtp-gguf and its tests need besides torch and transformers, in the versions here."""
     there = closure(THERE, python)
-    wanted = [
-        f"{name}=={version}"
-        for name, version in sorted(closure(NEEDED, python).items())
-        if name not in {*there, *OWN}
-    ]
+    needed = sorted(closure(NEEDED, python).items())
+    return [f"{name}=={version}" for name, version in needed if name not in {*there, *OWN}]
+
+
+def add_packages(site: Path, python: str) -> None:
+    """Install into `site` what a Python with torch and transformers lacks."""
+    wanted = lacking(python)
     print("packages:", *wanted, flush=True)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site)]
     command += ["--no-deps", "--no-compile", "--only-binary=:all:", f"--python-version={python}"]

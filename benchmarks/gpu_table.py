@@ -215,7 +215,8 @@ def answers(
         for i in range(len(part)):
             row = trunk.logits(i)
             found.append((int(np.argmax(row)), zlib.crc32(row)))
-        text += [found[-1][0]] * (len(text) == len(found))
+        if len(text) == len(found):
+            text.append(found[-1][0])
         if not llama_cpp.llama_memory_seq_rm(memory, 0, len(found), -1):
             raise RuntimeError("the rest of a batch could not be rolled back")
     llama_cpp.llama_batch_free(batch)
@@ -309,10 +310,8 @@ def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Itera
     ours = build and str(build.server)
     other = ("llama-server without patches", arguments.stock, "")
     own_steps = ("llama-server's own steps", ours, "--no-spec-draft-fused")
-    for name, binary, option in (
-        other if arguments.stock else own_steps,
-        ("our llama-server", ours, ""),
-    ):
+    other = other if arguments.stock else own_steps
+    for name, binary, option in (other, ("our llama-server", ours, "")):
         for depth in numbers if binary else []:
             more = [option] if depth and option else []
             speed = measure_server(binary, path, depth, arguments, cpu_moe, *more)

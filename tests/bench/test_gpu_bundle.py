@@ -8,9 +8,11 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from importlib.metadata import version
 from pathlib import Path
 
 from mtp_gguf.server.patches import read_patches
+from support.commands import run_python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -25,6 +27,15 @@ def test_patches_leave_the_shared_libraries_alone() -> None:
     assert "ggml/src/ggml-backend.cpp" in changed
     shared = re.compile(r"ggml/src/(ggml-cuda/|ggml-backend-(reg|dl|impl)\.|ggml-(impl|common)\.h)")
     assert not [name for name in changed if shared.match(name)]
+
+
+def test_packages_are_those_that_torch_and_transformers_do_not_bring() -> None:
+    """With what these need themselves, such as urllib3, and in the versions used here."""
+    program = "from gpu_bundle import lacking; print(*lacking('3.12'))"
+    found = dict(word.split("==") for word in run_python(program, cwd=BENCHMARKS).split())
+    assert found.keys() >= {"gguf", "psutil", "prompt-toolkit", "pytest", "requests", "urllib3"}
+    assert not found.keys() & {"numpy", "torch", "transformers", "tokenizers", "tomli", "mtp-gguf"}
+    assert found["psutil"] == version("psutil")
 
 
 def test_a_bundle_is_all_that_a_check_needs(patched_server: Path, tmp_path: Path) -> None:
