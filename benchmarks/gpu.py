@@ -14,8 +14,8 @@ said; models are made in FOLDER and kept for the next run. --steps runs some of 
    the largest shape that is not a mixture of experts.
 3. `depths`, for each shape: plain decoding and ours at each depth, with the parts of a cycle; then
    the llama-server without patches that --stock names, or else llama-server's own steps, and our
-   llama-server. A shape with -cpu-moe has its experts on the CPU. Plain decoding is measured again
-   after ours: if it differs from the first row, so may all others.
+   llama-server, with one client and with four. A shape with -cpu-moe has its experts on the CPU.
+   Plain decoding is measured again after ours: if it differs from the first row, so may all others.
 4. `calls`: graph launches, waits and bytes of a cycle at depth 3, and how long the device idles,
    for the first shape.
 5. `greedy`: how many tokens drafting changes, and whether it changes none if plain decoding has as

@@ -29,6 +29,7 @@ from decode import (
     prefill_ms,
     server,
     server_round,
+    together,
 )
 from dial_model import SHAPES
 
@@ -51,6 +52,7 @@ CPU_MOE = "-cpu-moe"  # of a shape's name: the experts are on the CPU
 LONG_PROMPT = 512
 ALL = 999
 TEXT = 64  # tokens
+CLIENTS = 4
 GREEDY = (1, 3)  # depths
 PART = 400  # tokens: the demo model's context is 512
 MOST_ROWS = 16
@@ -287,20 +289,30 @@ def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe
 
 
 def measure_server(
-    binary: str, path: Path, depth: int, arguments: argparse.Namespace, cpu_moe: int, *more: str
-) -> float:
-    """Tokens a second of llama-server at a depth of llama.cpp's own draft-mtp."""
+    binary: str,
+    path: Path,
+    depth: int | str,
+    arguments: argparse.Namespace,
+    cpu_moe: int,
+    *more: str,
+) -> tuple[float, float]:
+    """Tokens a second of llama-server at a depth: of one client, and of all CLIENTS."""
     options = ["-ngl", str(arguments.layers), "--n-cpu-moe", str(cpu_moe), *more]
-    prompt = np.random.default_rng(1).integers(0, 700, PROMPT_TOKENS).tolist()
-    with server(binary, str(path), depth, 4, *options) as url:
-        speeds = [server_round(url, prompt, arguments.tokens) for _ in range(arguments.rounds + 1)]
-    return statistics.median(speeds[1:])
+    options += ["-np", str(CLIENTS), "-c", str(CLIENTS * 1024)]
+    if depth == "auto":
+        options += ["--spec-type", "draft-mtp", "--spec-draft-n-max", "auto:4"]
+    prompts = np.random.default_rng(1).integers(0, 700, (CLIENTS, PROMPT_TOKENS)).tolist()
+    number = depth if isinstance(depth, int) else 0
+    with server(binary, str(path), number, 4, *options) as url:
+        rounds = range(arguments.rounds + 1)
+        one = [server_round(url, prompts[0], arguments.tokens) for _ in rounds]
+        every = [together(url, prompts, arguments.tokens) for _ in rounds]
+    return statistics.median(one[1:]), statistics.median(every[1:])
 
 
 def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Iterator[dict[str, Any]]:
     """Plain, ours and llama-server's, and plain again."""
     depths = [d if d == "auto" else int(d) for d in arguments.depths.split(",")]
-    numbers = [0, *(d for d in depths if isinstance(d, int))]
     plain = 0.0
     for depth in (0, *depths, 0):
         row = measure(path, depth, arguments, cpu_moe)
@@ -308,17 +320,20 @@ def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Itera
         yield {"decoding": row.pop("decoding"), "× plain": row["tok/s"] / plain, **row}
     build = find_build()
     ours = build and str(build.server)
-    other = ("llama-server without patches", arguments.stock, "")
-    own_steps = ("llama-server's own steps", ours, "--no-spec-draft-fused")
-    other = other if arguments.stock else own_steps
-    for name, binary, option in (other, ("our llama-server", ours, "")):
-        for depth in numbers if binary else []:
+    other = ("llama-server's own steps", ours, "--no-spec-draft-fused")
+    if arguments.stock:
+        other = ("llama-server without patches", arguments.stock, "")
+    numbers = [depth for depth in depths if depth != "auto"]
+    sides = (*other, numbers), ("our llama-server", ours, "", depths)
+    for name, binary, option, tried in sides:
+        for depth in [0, *tried] if binary else []:
             more = [option] if depth and option else []
-            speed = measure_server(binary, path, depth, arguments, cpu_moe, *more)
+            speed, every = measure_server(binary, path, depth, arguments, cpu_moe, *more)
             yield {
                 "decoding": f"{name}, depth {depth}",
                 "tok/s": speed,
                 "× plain": speed / plain,
+                f"tok/s of {CLIENTS} clients": every,
             }
 
 
