@@ -31,9 +31,11 @@ draft vocabulary of 32,768; the head is right 80 % of the time. All files togeth
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -46,6 +48,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 STEP = ROOT / "benchmarks" / "gpu_table.py"
+TESTED = ("native", "server")
+GPU_TESTS = re.compile(r"mark\.gpu|places\.(everywhere|there|in_all_places)")
 STEPS = "text,batches,depths,calls,greedy,tests"
 SHAPES = "0.8b,27b,35b-a3b"
 TYPES = "Q4_K_M,Q8_0,F16"
@@ -140,10 +144,11 @@ def planned(arguments: argparse.Namespace) -> list[Step]:
         base += ["--stock", arguments.stock]
     shapes = arguments.shapes.split(",")
     dense = [shape for shape in shapes if "-a" not in shape and "moe" not in shape][-1:]
-    # Without an environment's other plugins, and without files for which it lacks packages.
+    # Without an environment's other plugins, and without files for which it may lack packages.
     tests: list[str | Path] = ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m"]
-    tests += ["pytest", "-p", "xdist.plugin", "-W", "default", "--continue-on-collection-errors"]
-    tests += ["-m", "gpu", "-v", "tests/native", "tests/server"]
+    tests += ["pytest", "-p", "xdist.plugin", "-W", "default", "-m", "gpu", "-v"]
+    files = itertools.chain(*((ROOT / "tests" / room).glob("test_*.py") for room in TESTED))
+    tests += [file for file in sorted(files) if GPU_TESTS.search(file.read_text(encoding="utf-8"))]
     steps = {
         "text": [Step("Text and acceptance", [*base, "text", "tiny"])],
         "batches": [
