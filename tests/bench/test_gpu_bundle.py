@@ -68,3 +68,5 @@ def test_a_bundle_is_all_that_a_check_needs(patched_server: Path, tmp_path: Path
         [environment["PYTHON"], "-c", program], env=environment, text=True
     )
     assert found.strip() == str(bundle / "programs/site/mtp_gguf/native/lib/fast")
+    # The libraries are loaded by ctypes, so that any version of Python runs them.
+    assert not [*(bundle / "programs").rglob("*cpython-*.so")]
