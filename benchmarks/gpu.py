@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py FOLDER --backend cuda [--seconds 420] [--shapes 0.8b,27b,35b-a3b]
 
-It needs neither a network nor a compiler: run it with the Python of an environment that `.ci/gpu`
+It needs no network: run it with the Python of an environment that `.ci/gpu`
 has made, or by the `check` of `.ci/gpu-bundle`. Its steps are in the order of importance, each in a
 process of its own with a limit of its own. FOLDER/gpu.md has everything that has been measured so
 far, at any moment, and what was skipped or stopped, and why, and FOLDER/gpu.log what else the steps
@@ -17,7 +17,7 @@ said; models are made in FOLDER and kept for the next run. --steps runs some of 
    llama-server, with one client and with four. A shape with -cpu-moe has its experts on the CPU.
    Plain decoding is measured again after ours: if it differs from the first row, so may all others.
 4. `calls`: graph launches, waits and bytes of a cycle at depth 3, and how long the device idles,
-   for the first shape.
+   for the first shape. This step alone needs a C compiler, `cc`.
 5. `greedy`: how many tokens drafting changes, and whether it changes none if plain decoding has as
    many rows as a cycle with drafts; for the trained model of the tests and the first shape.
 6. `tests`: `pytest -m gpu`.
