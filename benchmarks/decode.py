@@ -27,6 +27,7 @@ import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -46,23 +47,35 @@ if TYPE_CHECKING:
 PROMPT_TOKENS = 64
 
 
-def dial_file(shape: str, hit: Hit, work: Path, quant: str = "Q4_K_M") -> Path:
-    """Return the GGUF of the synthetic model of a shape; build it unless `work` has it."""
+def converted(checkpoint: Path, file: Path, quant: str) -> Path:
+    """Return `file`, converted from a checkpoint unless it exists."""
+    if not file.exists():
+        command = [sys.executable, "-m", "mtp_gguf", "convert", str(checkpoint), "-o", str(file)]
+        command += ["--mtp-f16", "--fastmtp", "--quant", quant]
+        environment = {**os.environ, "MTP_GGUF_ACCEPTANCE": "0"}  # takes longer than the rest
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    return file
+
+
+def dial_files(shape: str, hit: Hit, work: Path, quants: Sequence[str]) -> list[Path]:
+    """Return the GGUFs of the synthetic model of a shape; build those that `work` has not."""
     name = f"dial-{shape}-{'-'.join(map(str, hit)) if isinstance(hit, tuple) else hit}"
-    name += "" if quant == "Q4_K_M" else f"-{quant}"
-    file = work / f"{name}.gguf"
-    if file.exists():
-        return file
+    ends = ["" if quant == "Q4_K_M" else f"-{quant}" for quant in quants]
+    files = [work / f"{name}{end}.gguf" for end in ends]
+    if all(file.exists() for file in files):
+        return files
     checkpoint = work / name
     shutil.rmtree(checkpoint, ignore_errors=True)  # left by an interrupted run
     write_dial_model(checkpoint, shape, hit)
-    command = ["mtp-gguf", "convert", str(checkpoint), "-o", str(file), "--mtp-f16", "--fastmtp"]
-    command += ["--quant", quant]
     try:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return [converted(checkpoint, *pair) for pair in zip(files, quants, strict=True)]
     finally:
         shutil.rmtree(checkpoint)
-    return file
+
+
+def dial_file(shape: str, hit: Hit, work: Path) -> Path:
+    """Return the Q4_K_M of the synthetic model of a shape; build it unless `work` has it."""
+    return dial_files(shape, hit, work, ["Q4_K_M"])[0]
 
 
 def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:

@@ -7,7 +7,8 @@ The trunk repeats one fixed cycle of tokens, whatever came before; the head pred
 after the tokens that carry a flag. Each token costs as much as with a real model of the shape, the
 text is known, and the acceptance rate is exact. Only the weights achieve this:
 
-- embeddings are random and therefore nearly orthogonal; dimension 0 is reserved for the flag;
+- embeddings are random and therefore nearly orthogonal (those of the published shapes are shifted
+  parts of one stream of random values); dimension 0 is reserved for the flag;
 - the row of `lm_head` for next(t) is the embedding of t without its flag;
 - the layers add very little, so that the last hidden state is the normed embedding of the token;
 - `mtp.fc` is [identity | 0], and turns the flag into the embedding of another token, four times as
@@ -57,6 +58,7 @@ _REAL: dict[str, Any] = {
     "vocab_size": 248_320,
     "kv_heads": 2,
     "dtype": "BF16",
+    "repeated": True,
 }
 # Published shapes, except that no embeddings are tied (those of 0.8B and 2B are).
 SHAPES: dict[str, Spec] = {
@@ -150,10 +152,15 @@ def _tables(spec: Spec, hit: Hit, gain: float) -> tuple[NDArray[Any], NDArray[An
     """Return the embeddings, the output matrix and the projection of the head."""
     rng = np.random.default_rng(SEED + 2)
     width = spec.hidden
-    embedding = rng.standard_normal((spec.vocab_size, width), np.float32)
+    if spec.repeated:
+        stream = rng.standard_normal(checkpoints.STREAM, np.float32).astype(ml_dtypes.bfloat16)
+        embedding = np.resize(stream, (spec.vocab_size, width))
+    else:
+        embedding = rng.standard_normal((spec.vocab_size, width), np.float32)
     embedding[:, 0] = np.where(missed_tokens(spec, hit), FLAG, 0)
     cycle = cycle_of(spec)
-    head = np.zeros_like(embedding)
+    # As bytes, because NumPy would write zeros of another type.
+    head = np.zeros(embedding.nbytes, np.uint8).view(embedding.dtype).reshape(embedding.shape)
     head[np.roll(cycle, -1)] = embedding[cycle] * (gain / np.sqrt(width))
     head[:, 0] = 0
     projection = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)
@@ -179,7 +186,7 @@ def _tensors(spec: Spec, hit: Hit, layer_scale: float, gain: float) -> dict[str,
             # Norms are stored minus one, except the gated norm of linear attention.
             array = np.full_like(array, 1.0 if ".linear_attn.norm" in name else 0.0)
         kept = name.endswith(("A_log", "linear_attn.norm.weight"))
-        out[name] = array.astype(np.float32 if kept else ml_dtypes.bfloat16)
+        out[name] = array.astype(np.float32 if kept else ml_dtypes.bfloat16, copy=False)
     return out
 
 

@@ -2,32 +2,40 @@
 
     python benchmarks/gpu.py FOLDER --backend cuda [--seconds 420] [--shapes 0.8b,27b,35b-a3b]
 
-It needs neither a network nor a compiler: run it with the Python of an environment that `.ci/gpu`
-has made. Its steps are in the order of importance, each in a process of its own with a
-limit of its own. FOLDER/gpu.md has everything that has been measured so far, at any moment, and
-what was skipped or stopped, and why; models are made in FOLDER and kept for the next run.
+It needs no network: run it with the Python of an environment that `.ci/gpu`
+has made, or by the `check` of `.ci/gpu-bundle`. Its steps are in the order of importance, each in a
+process of its own with a limit of its own. FOLDER/gpu.md has everything that has been measured so
+far, at any moment, and what was skipped or stopped, and why, and FOLDER/gpu.log what else the steps
+said; models are made in FOLDER and kept for the next run. --steps runs some of the steps.
 
 1. `text`: the text of a small model at depths 0 to 4 and auto, and its acceptance, against those on
    the CPU.
 2. `batches`: milliseconds of a batch of 1 to 16 rows, for Q4_K_M, Q8_0 and F16, with four layers of
    the largest shape that is not a mixture of experts.
-3. `depths`, for each shape: plain decoding, ours at each depth, llama-server's own draft-mtp, and
-   llama.cpp without patches if --stock names its llama-server; with the parts of a cycle. A shape
-   with -cpu-moe has its experts on the CPU. Plain decoding is measured again at the end: if it
-   differs from the first row, so may all others.
-4. `tests`: `pytest -m gpu`.
+3. `depths`, for each shape: plain decoding and ours at each depth, with the parts of a cycle; then
+   the llama-server without patches that --stock names, or else llama-server's own steps, and our
+   llama-server, with one client and with four. A shape with -cpu-moe has its experts on the CPU.
+   Plain decoding is measured again after ours: if it differs from the first row, so may all others.
+4. `calls`: graph launches, waits and bytes of a cycle at depth 3, and how long the device idles,
+   for the first shape. This step alone needs a C compiler, `cc`.
+5. `greedy`: how many tokens drafting changes, and whether it changes none if plain decoding has as
+   many rows as a cycle with drafts; for the trained model of the tests and the first shape.
+6. `tests`: `pytest -m gpu`.
 
 The shapes are those of the published models with random weights, Q4_K_M with an F16 head and a
-draft vocabulary of 32,768; the head is right 80 % of the time. 27b takes 17 GB of disk.
+draft vocabulary of 32,768; the head is right 80 % of the time. All files together take 40 GB, and
+10 more while they are made; --models says where, such as in /dev/shm.
 `--backend cpu --shapes tiny` shows on any machine that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -40,6 +48,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 STEP = ROOT / "benchmarks" / "gpu_table.py"
+TESTED = ("native", "server")
+GPU_TESTS = re.compile(r"mark\.gpu|places\.(everywhere|there|in_all_places)")
+STEPS = "text,batches,depths,calls,greedy,tests"
 SHAPES = "0.8b,27b,35b-a3b"
 TYPES = "Q4_K_M,Q8_0,F16"
 # The share of the budget that is left to a step at most.
@@ -58,32 +69,46 @@ class Step:
     """Why nothing or not everything was measured; "" if everything was."""
 
 
-def run_step(step: Step, seconds: float) -> Iterator[None]:
-    """Run a step for `seconds` at most; yields after each row that it prints."""
-    process = subprocess.Popen(step.command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    stopped = threading.Event()
+def run_step(step: Step, seconds: float, log: Path) -> Iterator[None]:
+    """Run a step for `seconds` at most; yields after each row that it prints.
 
-    def stop() -> None:
-        stopped.set()
-        process.kill()
+    Everything else that it prints is added to the file `log`.
+    """
+    with log.open("a+", encoding="utf-8", errors="replace", buffering=1) as rest:
+        start = rest.tell()
+        process = subprocess.Popen(
+            step.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=rest, text=True
+        )
+        assert process.stdout is not None
+        stopped = threading.Event()
 
-    timer = threading.Timer(seconds, stop)
-    timer.start()
-    try:
-        for line in process.stdout:
-            if line.startswith("{"):
-                step.rows.append(json.loads(line))
-                yield
-        code = process.wait()
-    finally:
-        timer.cancel()
-        process.kill()
-        process.wait()
+        def stop() -> None:
+            stopped.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, stop)
+        timer.start()
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    step.rows.append(json.loads(line))
+                    yield
+                else:
+                    rest.write(line)
+            code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+        rest.seek(start)
+        last = [line for line in rest.read().splitlines() if line.strip()][-1:]
     if stopped.is_set():
         step.note = f"stopped after {seconds:.0f} s"
+    elif code:
+        step.note = ": ".join([f"ended with code {code}", *last])
     else:
-        step.note = f"ended with code {code}" if code else ""
+        step.note = ""
+        step.rows = step.rows or [{"said": line} for line in last]  # of pytest: how many passed
     yield
 
 
@@ -112,34 +137,45 @@ def report(steps: Sequence[Step], backend: str) -> str:
 
 def planned(arguments: argparse.Namespace) -> list[Step]:
     """The steps in their order."""
-    base: list[str | Path] = [sys.executable, STEP, "--work", arguments.folder / "models"]
+    base: list[str | Path] = [sys.executable, STEP, "--work", arguments.models]
     base += ["--backend", arguments.backend, "--tokens", str(arguments.tokens)]
     base += ["--rounds", str(arguments.rounds), "--depths", arguments.depths]
     if arguments.stock:
         base += ["--stock", arguments.stock]
     shapes = arguments.shapes.split(",")
-    dense = [shape for shape in shapes if "-a" not in shape and "moe" not in shape]
-    steps = [Step("Text and acceptance", [*base, "text", "tiny"])]
-    if dense:
-        steps += [
+    dense = [shape for shape in shapes if "-a" not in shape and "moe" not in shape][-1:]
+    # Without an environment's other plugins, and without files for which it may lack packages.
+    tests: list[str | Path] = ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m"]
+    tests += ["pytest", "-p", "xdist.plugin", "-W", "default", "-m", "gpu", "-v"]
+    files = itertools.chain(*((ROOT / "tests" / room).glob("test_*.py") for room in TESTED))
+    tests += [file for file in sorted(files) if GPU_TESTS.search(file.read_text(encoding="utf-8"))]
+    steps = {
+        "text": [Step("Text and acceptance", [*base, "text", "tiny"])],
+        "batches": [
             Step(
-                f"Milliseconds of a batch, {dense[-1]}, {quant}",
-                [*base, "batches", dense[-1], "--quant", quant],
+                f"Milliseconds of a batch, {shape}",
+                [*base, "batches", shape, "--quant", arguments.types],
             )
-            for quant in arguments.types.split(",")
-        ]
-    steps += [Step(f"Depths, {shape}", [*base, "depths", shape]) for shape in shapes]
-    if arguments.backend != "cpu":
-        tests = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-x"]
-        steps.append(Step("pytest -m gpu", tests))
-    return steps
+            for shape in dense
+        ],
+        "depths": [Step(f"Depths, {shape}", [*base, "depths", shape]) for shape in shapes],
+        "calls": [Step(f"A cycle's calls, {shapes[0]}", [*base, "calls", shapes[0]])],
+        "greedy": [
+            Step(f"Greedy text with drafts, {model}", [*base, "greedy", model])
+            for model in ("demo", shapes[0])
+        ],
+        "tests": [Step("pytest -m gpu", tests)] if arguments.backend != "cpu" else [],
+    }
+    return [step for name in arguments.steps.split(",") for step in steps[name]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--backend", required=True, choices=["cuda", "vulkan", "cpu"])
+    parser.add_argument("--models", type=Path, help="where they are made [FOLDER/models]")
     parser.add_argument("--seconds", type=float, default=420, help="for all steps together")
+    parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--types", default=TYPES)
     parser.add_argument("--depths", default="1,2,3,4,auto")
@@ -149,12 +185,18 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.folder.exists() and not arguments.folder.is_dir():
         parser.error(f"{arguments.folder}: expected a folder, found a file")
+    if unknown := set(arguments.steps.split(",")) - set(STEPS.split(",")):
+        parser.error(f"--steps: expected some of {STEPS}, found {unknown.pop()}")
     if arguments.backend == "vulkan":
         os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # also a device in software
     end = time.monotonic() + arguments.seconds
     arguments.folder = arguments.folder.resolve()
-    (arguments.folder / "models").mkdir(parents=True, exist_ok=True)
+    arguments.models = (arguments.models or arguments.folder / "models").resolve()
+    for folder in (arguments.folder, arguments.models):
+        folder.mkdir(parents=True, exist_ok=True)
     steps, file = planned(arguments), arguments.folder / "gpu.md"
+    log = file.with_suffix(".log")
+    log.write_text("", encoding="utf-8")
     file.write_text(report(steps, arguments.backend), encoding="utf-8")
     for i, step in enumerate(steps):
         left = end - time.monotonic()
@@ -163,7 +205,7 @@ def main() -> int:
             step.note = f"{max(left, 0):.0f} s of {arguments.seconds:.0f} s were left"
             continue
         print(f"{step.title}: up to {limit:.0f} s", flush=True)
-        for _ in run_step(step, limit):
+        for _ in run_step(step, limit, log):
             file.write_text(report(steps, arguments.backend), encoding="utf-8")
     text = report(steps, arguments.backend)
     file.write_text(text, encoding="utf-8")

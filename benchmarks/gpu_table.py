@@ -1,6 +1,6 @@
 """One step of gpu.py, on the first GPU or the CPU; each line printed is a row in JSON.
 
-python benchmarks/gpu_table.py text|batches|depths SHAPE --work FOLDER [--backend cuda]
+python benchmarks/gpu_table.py STEP SHAPE --work FOLDER [--backend cuda]
 """
 
 from __future__ import annotations
@@ -11,13 +11,26 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from decode import PROMPT_TOKENS, dial_file, one_round, prefill_ms, server, server_round
+from decode import (
+    PROMPT_TOKENS,
+    converted,
+    dial_file,
+    dial_files,
+    one_round,
+    prefill_ms,
+    server,
+    server_round,
+    together,
+)
 from dial_model import SHAPES
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
@@ -28,13 +41,20 @@ from mtp_gguf.native.libraries import devices
 from mtp_gguf.native.libraries.loaded import device_name
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.server.build import find_build
+from support import counted_cycles, places, preloading
+from support.models import DEMO
+from support.native_trunk import Trunk
 
 HIT = 0.8
 PERIOD = 4  # three linear attention layers and one of full attention
+TRAINED = "demo"  # instead of a shape: the tests' trained model
 CPU_MOE = "-cpu-moe"  # of a shape's name: the experts are on the CPU
 LONG_PROMPT = 512
 ALL = 999
 TEXT = 64  # tokens
+CLIENTS = 4
+GREEDY = (1, 3)  # depths
+PART = 400  # tokens: the demo model's context is 512
 MOST_ROWS = 16
 REPEATS = 5
 # Models whose checkpoint would not fit into memory: their first PERIOD layers are repeated.
@@ -77,8 +97,10 @@ def few_layers(shape: str) -> str:
     return short
 
 
-def model_file(shape: str, work: Path) -> Path:
-    """The GGUF of a shape, made once."""
+def model_file(shape: str, work: Path, quant: str = "Q4_K_M") -> Path:
+    """The GGUF of a shape, or of the tests' trained model in a type, made once."""
+    if shape == TRAINED:
+        return converted(DEMO, work / f"{shape}-{quant}.gguf", quant)
     layers = STRETCHED.get(shape)
     if layers is None:
         return dial_file(shape, HIT, work)
@@ -117,8 +139,11 @@ def text_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def batch_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
-    """Milliseconds of llama.cpp for a batch of so many rows with logits, medians."""
+def batch_rows(path: Path, quant: str, layers: int) -> Iterator[dict[str, Any]]:
+    """Milliseconds of llama.cpp for a batch of so many rows with logits, medians.
+
+    Removes the file unless it is the one that other steps use.
+    """
     with MTPLlama(str(path), depth=0, n_ctx=512, n_gpu_layers=layers, profile=False) as llm:
         context = llm.ctx
         memory = llama_cpp.llama_get_memory(context)
@@ -140,7 +165,93 @@ def batch_rows(path: Path, layers: int) -> Iterator[dict[str, Any]]:
             llama_cpp.llama_batch_free(batch)
             ms = statistics.median(times[2:])  # the first ones compile and warm up
             first = first or ms
-            yield {"rows": rows, "ms": ms, "times one row": ms / first}
+            yield {"type": quant, "rows": rows, "ms": ms, "times one row": ms / first}
+    if quant != "Q4_K_M":
+        path.unlink()
+
+
+def call_rows(path: Path, work: Path, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    """What a cycle of three drafts exchanges with the device, and how long the device idles."""
+    library = preloading.build("device_calls", work)
+    there = (("gpu", ""), ("whole", ", embeddings there")) if on_gpu else (("cpu", ""),)
+    cases = [(place, "greedy", 1, f"greedy{more}") for place, more in there]
+    cases += [(there[0][0], "rejection", 1, "rejection sampling")]
+    cases += [(there[0][0], "slots", 4, "four sequences, greedy")]
+    for place, kind, sequences, title in cases:
+        found = counted_cycles.count(library, path, place, kind, sequences)
+        each = {name: value / found["cycles"] for name, value in found.items()}
+        idle = [f"{1 - found[busy] / found['ns']:.1%}" for busy in ("busy_most", "busy_least")]
+        yield {
+            "decoding": title,
+            "graph launches": each["graphs"],
+            "waits": each["syncs"],
+            "bytes down": round(each["bytes_down"]),
+            "bytes up": round(each["bytes_up"]),
+            "graphs on the CPU": each["cpu_graphs"],
+            "cycle ms": each["ns"] / 1e6,
+            **({"device idle, at least": idle[0], "at most": idle[1]} if on_gpu else {}),
+        }
+
+
+def answers(
+    trunk: Trunk, text: list[int], n: int, width: int, accepted: Callable[[], int], other: int
+) -> list[tuple[int, int]]:
+    """The likeliest token after each of the first n of a text, and a checksum of all logits.
+
+    Where the text ends, that token continues it. width: rows of each batch; accepted: how many of
+    them are tokens of the text. The rest is the token `other`, which is rolled back.
+    """
+    memory = llama_cpp.llama_get_memory(trunk.context)
+    llama_cpp.llama_memory_clear(memory, True)
+    batch = llama_cpp.llama_batch_init(width, 0, 1)
+    batch.n_tokens = width
+    found: list[tuple[int, int]] = []
+    while len(found) < n:
+        at = len(found)
+        part = text[at : min(at + accepted(), n)]
+        for i, token in enumerate(itertools.islice(itertools.chain(part, [other] * width), width)):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, at + i, 1, 1
+            batch.seq_id[i][0] = 0
+        if llama_cpp.llama_decode(trunk.context, batch):
+            raise RuntimeError(f"llama_decode failed for {width} rows")
+        for i in range(len(part)):
+            row = trunk.logits(i)
+            found.append((int(np.argmax(row)), zlib.crc32(row)))
+        if len(text) == len(found):
+            text.append(found[-1][0])
+        if not llama_cpp.llama_memory_seq_rm(memory, 0, len(found), -1):
+            raise RuntimeError("the rest of a batch could not be rolled back")
+    llama_cpp.llama_batch_free(batch)
+    return found
+
+
+def greedy_rows(path: Path, on_gpu: bool, n: int) -> Iterator[dict[str, Any]]:
+    """How many tokens of a text would be others with drafts, and how many rows of logits.
+
+    Compared with plain decoding, and with plain decoding in batches padded to as many rows as
+    verify drafts. All follow the text of plain decoding.
+    """
+    parts = [([5 + i], min(PART, n - i * PART)) for i in range(-(-n // PART))]
+    rng = np.random.default_rng(1)
+    with (
+        places.use(places.place("gpu" if on_gpu else "cpu")),
+        closing(Trunk(path, max(GREEDY), PART + max(GREEDY) + 1)) as trunk,
+    ):
+
+        def decode(width: int, accepted: Callable[[], int], other: int) -> list[tuple[int, int]]:
+            cases = [answers(trunk, text, size, width, accepted, other) for text, size in parts]
+            return [*itertools.chain(*cases)]
+
+        plain = decode(1, lambda: 1, 0)
+        for depth in GREEDY:
+            drafted = decode(depth + 1, partial(rng.integers, 1, depth + 2), 1)
+            padded = decode(depth + 1, lambda: 1, 0)
+            row: dict[str, Any] = {"drafts": depth, "tokens": n}
+            for name, other in (("plain", plain), ("padded", padded)):
+                pairs = [*zip(drafted, other, strict=True)]
+                row[f"not as {name}"] = sum(ours[0] != theirs[0] for ours, theirs in pairs)
+                row[f"logits not as {name}"] = sum(ours != theirs for ours, theirs in pairs)
+            yield row
 
 
 def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe: int) -> Any:
@@ -178,43 +289,57 @@ def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe
 
 
 def measure_server(
-    binary: str, path: Path, depth: int, arguments: argparse.Namespace, cpu_moe: int, *more: str
-) -> float:
-    """Tokens a second of llama-server at a depth of llama.cpp's own draft-mtp."""
+    binary: str,
+    path: Path,
+    depth: int | str,
+    arguments: argparse.Namespace,
+    cpu_moe: int,
+    *more: str,
+) -> tuple[float, float]:
+    """Tokens a second of llama-server at a depth: of one client, and of all CLIENTS."""
     options = ["-ngl", str(arguments.layers), "--n-cpu-moe", str(cpu_moe), *more]
-    prompt = np.random.default_rng(1).integers(0, 700, PROMPT_TOKENS).tolist()
-    with server(binary, str(path), depth, 4, *options) as url:
-        speeds = [server_round(url, prompt, arguments.tokens) for _ in range(arguments.rounds + 1)]
-    return statistics.median(speeds[1:])
+    options += ["-np", str(CLIENTS), "-c", str(CLIENTS * 1024)]
+    if depth == "auto":
+        options += ["--spec-type", "draft-mtp", "--spec-draft-n-max", "auto:4"]
+    prompts = np.random.default_rng(1).integers(0, 700, (CLIENTS, PROMPT_TOKENS)).tolist()
+    number = depth if isinstance(depth, int) else 0
+    with server(binary, str(path), number, 4, *options) as url:
+        rounds = range(arguments.rounds + 1)
+        one = [server_round(url, prompts[0], arguments.tokens) for _ in rounds]
+        every = [together(url, prompts, arguments.tokens) for _ in rounds]
+    return statistics.median(one[1:]), statistics.median(every[1:])
 
 
 def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Iterator[dict[str, Any]]:
     """Plain, ours and llama-server's, and plain again."""
     depths = [d if d == "auto" else int(d) for d in arguments.depths.split(",")]
-    numbers = [0, *(d for d in depths if isinstance(d, int))]
     plain = 0.0
     for depth in (0, *depths, 0):
         row = measure(path, depth, arguments, cpu_moe)
         plain = plain or row["tok/s"]
         yield {"decoding": row.pop("decoding"), "× plain": row["tok/s"] / plain, **row}
     build = find_build()
-    for name, binary, own in (
-        ("llama-server without patches", arguments.stock, ()),
-        ("llama-server's own steps", build and str(build.server), ("--no-spec-draft-fused",)),
-    ):
-        for depth in numbers if binary else []:
-            more = own if depth else ()
-            speed = measure_server(binary, path, depth, arguments, cpu_moe, *more)
+    ours = build and str(build.server)
+    other = ("llama-server's own steps", ours, "--no-spec-draft-fused")
+    if arguments.stock:
+        other = ("llama-server without patches", arguments.stock, "")
+    numbers = [depth for depth in depths if depth != "auto"]
+    sides = (*other, numbers), ("our llama-server", ours, "", depths)
+    for name, binary, option, tried in sides:
+        for depth in [0, *tried] if binary else []:
+            more = [option] if depth and option else []
+            speed, every = measure_server(binary, path, depth, arguments, cpu_moe, *more)
             yield {
                 "decoding": f"{name}, depth {depth}",
                 "tok/s": speed,
                 "× plain": speed / plain,
+                f"tok/s of {CLIENTS} clients": every,
             }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("step", choices=["text", "batches", "depths"])
+    parser.add_argument("step", choices=["text", "batches", "depths", "calls", "greedy"])
     parser.add_argument("shape")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--backend", default="cuda")
@@ -226,16 +351,25 @@ def main() -> int:
     arguments = parser.parse_args()
     shape = arguments.shape.removesuffix(CPU_MOE)
     arguments.layers = 0 if arguments.backend == "cpu" else ALL
-    if shape not in SHAPES:
-        parser.error(f"expected one of {', '.join(SHAPES)}, found {shape}")
+    if shape not in (known := [*SHAPES, TRAINED]):
+        parser.error(f"expected one of {', '.join(known)}, found {shape}")
     if arguments.layers and device_name(ALL) == "CPU":
         parser.error("ggml finds no GPU")
     arguments.work.mkdir(parents=True, exist_ok=True)
+    on_gpu = arguments.layers > 0
     if arguments.step == "text":
         rows = text_rows(model_file(shape, arguments.work), arguments.layers)
+    elif arguments.step == "calls":
+        rows = call_rows(model_file(shape, arguments.work), arguments.work, on_gpu)
+    elif arguments.step == "greedy":
+        n = arguments.tokens * (16 if shape == TRAINED else 4)
+        path = model_file(shape, arguments.work, arguments.quant)
+        rows = greedy_rows(path, on_gpu, n)
     elif arguments.step == "batches":
-        path = dial_file(few_layers(shape), HIT, arguments.work, arguments.quant)
-        rows = batch_rows(path, arguments.layers)
+        quants = arguments.quant.split(",")
+        files = dial_files(few_layers(shape), HIT, arguments.work, quants)
+        each = map(batch_rows, files, quants, itertools.repeat(arguments.layers))
+        rows = itertools.chain.from_iterable(each)
     else:
         cpu_moe = ALL if arguments.shape.endswith(CPU_MOE) else 0
         rows = depth_rows(model_file(shape, arguments.work), arguments, cpu_moe)

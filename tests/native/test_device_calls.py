@@ -2,71 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 
 from mtp_gguf.native.runtime import runtime
-from support import places, preloading
-from support.commands import run_python
+from support import counted_cycles, places, preloading
+from support.counted_cycles import CYCLES, DEPTH
 from support.models import Dial, Models
-
-TESTS = Path(__file__).resolve().parents[1]
-DEPTH = 3
-CYCLES = 24
-
-# Cycles of a session's sequences, one after another, or ("slots") of all sequences at once. After
-# some that build the graphs it prints the totals of the rest.
-PROGRAM = f"""
-import ctypes, json, sys
-from support import device_calls, places
-from support.native_trunk import opened_session
-from support.slots import opened_slots
-
-class Counts(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in device_calls.NAMES]
-
-library, path, place, kind, n = *sys.argv[1:5], int(sys.argv[5])
-counter = ctypes.CDLL(library).device_calls
-counter.restype = Counts
-prompts = [[5 + seq, 6, 7, 8] for seq in range(n)]
-
-def count_session():
-    with opened_session(path, "snapshot", {DEPTH}, n_seq_max=n) as (session, _):
-        for seq, prompt in enumerate(prompts):
-            session.decode(prompt, seq=seq)
-        session.set_sampling(temperature=0.7, top_k=40, top_p=0.9, seed=1)
-        step = session.step if kind == "greedy" else session.step_sampled
-        tokens = [9] * n
-        for cycle in range(8 * n + {CYCLES}):
-            if cycle == 8 * n:
-                session.reset_stats()
-                counter()
-            seq = cycle % n
-            tokens[seq] = step(tokens[seq], {DEPTH}, seq)[-1]
-        found = counter()
-        stats = session.stats()
-    return found, {{
-        "decodes": stats.decodes, "draft_graphs": stats.draft_graphs, "cycles": stats.cycles,
-        "draft_syncs": stats.draft_syncs, "draft_bytes_up": stats.draft_bytes_up,
-    }}
-
-def count_slots():
-    with opened_slots(path, {DEPTH}, prompts) as slots:
-        for cycle in range(8 + {CYCLES}):
-            if cycle == 8:
-                slots.kept = slots.cycles = 0
-                counter()
-            slots.step()
-        found = counter()
-    return found, {{"cycles": slots.cycles, "kept": slots.kept}}
-
-with places.use(places.place(place)):
-    found, said = count_slots() if kind == "slots" else count_session()
-print(json.dumps({{**{{name: getattr(found, name) for name, _ in Counts._fields_}}, **said}}))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +21,7 @@ def count(
     counter: Path, path: Path, place: str, kind: str = "greedy", sequences: int = 1
 ) -> dict[str, int]:
     """Totals over CYCLES cycles at depth DEPTH with trunk and head there."""
-    environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": str(TESTS)}
-    printed = run_python(PROGRAM, counter, path, place, kind, sequences, env=environment)
-    found: dict[str, int] = json.loads(printed)
+    found = counted_cycles.count(counter, path, place, kind, sequences)
     print({name: round(value / CYCLES, 2) for name, value in found.items()})
     assert found["cycles"] == CYCLES
     if runtime.kind == "stock":

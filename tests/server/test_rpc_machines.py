@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from support import device_calls, preloading
 from support.models import Files
-from support.real_server import check_two_machines
+from support.real_server import PROMPTS, check_two_machines, rpc_server, running
 from support.serving import PATIENCE
 
 pytestmark = [
@@ -79,3 +80,24 @@ def test_two_machines_hold_the_model_and_the_text_is_the_same(
     with machine(0, program) as one, machine(1, program) as two:
         text = check_two_machines(patched_server, model, free_port, tmp_path, (one, two), driver)
     assert ("tokens in one graph on RPC1" in text) == (driver == "--spec-draft-fused"), text
+
+
+def test_a_device_is_busy_for_a_part_of_the_time(
+    patched_server: Path,
+    files: Files,
+    tmp_path: Path,
+    free_ports: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As device_calls.c measures it, of the device that an RPC server is."""
+    written, model = tmp_path / "counts.txt", files("ids", "demo")
+    with rpc_server(patched_server.parent, free_ports[0]) as machine:
+        monkeypatch.setenv("DEVICE_CALLS", str(written))
+        monkeypatch.setenv("LD_PRELOAD", str(preloading.build("device_calls", tmp_path)))
+        options, began = ("--rpc", machine, "-ngl", 99), time.perf_counter_ns()
+        with running(patched_server, model, free_ports[1], options=options) as client:
+            client.complete(PROMPTS[0], n_predict=16)
+        ns = time.perf_counter_ns() - began
+    found = [(row["busy_least"], row["busy_most"]) for row in device_calls.read_counts(written)]
+    assert found == sorted(found)
+    assert 0 < found[-1][0] < found[-1][1] < ns

@@ -3,24 +3,33 @@
  * Calls from inside another counted call are part of that one. Waits and copies are those of devices
  * with memory of their own: waiting for the CPU returns at once, and its tensors are in host memory.
  * A copy between tensors on devices is counted as `moved`. At its end a process that has computed graphs on a
- * device adds a line for each of them to the file that DEVICE_CALLS names: the counts when it began. */
+ * device adds a line for each of them to the file that DEVICE_CALLS names: the counts when it began.
+ *
+ * A device is busy with a graph from its launch, between the beginning and the end of that call, to the end of the wait
+ * for it: nanoseconds at least, and at most. Several devices are counted as one. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 struct counts {
-    int64_t cpu_graphs, graphs, syncs, bytes_up, bytes_down, bytes_moved, ups, downs;
+    int64_t cpu_graphs, graphs, syncs, bytes_up, bytes_down, bytes_moved, ups, downs, busy_least, busy_most;
 };
 
-enum { MOST = 1 << 14 };
+enum { MOST = 1 << 14, MOST_BACKENDS = 8 };
 
 static struct counts counted;
 static struct counts before_graphs[MOST];
 static size_t n_before_graphs;
 static __thread int inside;
+
+/* The backends whose graphs are not known to be done, and the times of the first launch of these. */
+static void * launched[MOST_BACKENDS];
+static int n_launched;
+static int64_t began, queued;
 
 struct counts device_calls(void) {
     const struct counts out = counted;
@@ -48,6 +57,40 @@ static void count_graph(int on_cpu) {
         before_graphs[n_before_graphs++] = counted;
     }
     *(on_cpu ? &counted.cpu_graphs : &counted.graphs) += 1;
+}
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void launch(void * backend, int64_t from) {
+    if (n_launched == 0) {
+        began = from;
+        queued = now();
+    }
+    for (int i = 0; i < n_launched; ++i) {
+        if (launched[i] == backend) {
+            return;
+        }
+    }
+    if (n_launched < MOST_BACKENDS) {
+        launched[n_launched++] = backend;
+    }
+}
+
+static void done(void * backend) {
+    for (int i = 0; i < n_launched; ++i) {
+        if (launched[i] == backend) {
+            launched[i] = launched[--n_launched];
+            if (n_launched == 0) {
+                counted.busy_least += now() - queued;
+                counted.busy_most += now() - began;
+            }
+            return;
+        }
+    }
 }
 
 static void * real(const char * name) {
@@ -115,16 +158,23 @@ static void count_copy(p from, p to) {
 int ggml_backend_graph_compute(p backend, p graph) {
     REAL(int, ggml_backend_graph_compute, (p, p))
     COUNT((count_graph(on_cpu(backend)), counted.syncs += !on_cpu(backend)))
+    const int64_t from = now();
     const int out = f(backend, graph);
-    --inside;
+    if (--inside == 0 && !on_cpu(backend)) {
+        launch(backend, from);
+        done(backend);
+    }
     return out;
 }
 
 int ggml_backend_graph_compute_async(p backend, p graph) {
     REAL(int, ggml_backend_graph_compute_async, (p, p))
     COUNT(count_graph(on_cpu(backend)))
+    const int64_t from = now();
     const int out = f(backend, graph);
-    --inside;
+    if (--inside == 0 && !on_cpu(backend)) {
+        launch(backend, from);
+    }
     return out;
 }
 
@@ -132,7 +182,9 @@ void ggml_backend_synchronize(p backend) {
     REAL(void, ggml_backend_synchronize, (p))
     COUNT_IF(!on_cpu(backend), counted.syncs++)
     f(backend);
-    --inside;
+    if (--inside == 0) {
+        done(backend);
+    }
 }
 
 void ggml_backend_tensor_set(p tensor, const void * data, size_t offset, size_t size) {

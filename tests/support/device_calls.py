@@ -13,6 +13,8 @@ NAMES = (
     "bytes_moved",
     "ups",
     "downs",
+    "busy_least",
+    "busy_most",
 )
 
 
