@@ -39,13 +39,15 @@ class Job:
 class _Text:
     """A job's text so far. slot: where it is being continued, None if it is complete.
 
-    states: of its tokens, [n, width] in parts; the last token has none while the text is continued.
+    ends: whether its last token ends it, which is a token to draft, too. states: of its tokens,
+    [n, width] in parts; the last token has none while the text is continued.
     """
 
     job: Job
     tokens: list[int]
     states: list[NDArray[np.float16]] = field(default_factory=list)
     slot: int | None = None
+    ends: bool = False
 
 
 @dataclass
@@ -129,25 +131,28 @@ class Writer:
             self._append(text, row)
 
     def _append(self, text: _Text, row: int) -> None:
-        """Append the token that follows by these logits, unless the text ends."""
-        job, session = text.job, self._session
+        """Append the token that follows by these logits, unless the text has ended."""
+        if not text.ends and len(text.tokens) < text.job.length:
+            token = self._next(text, row)
+            vocabulary = llama_cpp.llama_model_get_vocab(self.llm.model)
+            text.tokens.append(token)
+            text.ends = llama_cpp.llama_vocab_is_eog(vocabulary, token)
+            return
+        assert text.slot is not None
+        self._free.append(text.slot)
+        text.slot = None
+
+    def _next(self, text: _Text, row: int) -> int:
+        session, seed = self._session, text.job.seed
         try:
-            if job.seed is None:
-                token = session.argmax(row)
-            else:
-                # Each token has random numbers of its own, whichever texts are written beside it.
-                seed = job.seed << 32 | len(text.tokens)
-                session.set_sampling(self.temperature, top_p=_TOP_P, seed=seed)
-                token = session.sample(row)
+            if seed is None:
+                return session.argmax(row)
+            # Each token has random numbers of its own, whichever texts are written beside it.
+            own = seed << 32 | len(text.tokens)
+            session.set_sampling(self.temperature, top_p=_TOP_P, seed=own)
+            return session.sample(row)
         except NativeError:
             raise RequestError(
                 f"{self.llm.model_path}: expected logits to choose a token by, found NaN, infinity "
                 "or the same for all tokens; nothing can be learned from this trunk"
             ) from None
-        vocabulary = llama_cpp.llama_model_get_vocab(self.llm.model)
-        if len(text.tokens) < job.length and not llama_cpp.llama_vocab_is_eog(vocabulary, token):
-            text.tokens.append(token)
-            return
-        assert text.slot is not None
-        self._free.append(text.slot)
-        text.slot = None

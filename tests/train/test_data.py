@@ -61,9 +61,11 @@ def greedy_text(llm: MTPLlama, prompt: Sequence[int], length: int) -> list[int]:
     """What llama_cpp's own loop writes after a prompt."""
     tokens = list(prompt)
     for token in llm.generate(prompt, temp=0.0):
-        if token == llm.token_eos() or len(tokens) == length:
+        if len(tokens) == length:
             return tokens
         tokens.append(token)
+        if token == llm.token_eos():
+            return tokens
     raise AssertionError("generate ends only if it is told so")
 
 
