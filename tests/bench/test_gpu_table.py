@@ -92,7 +92,7 @@ def test_greedy_text_is_compared_with_plain_decoding_of_one_width(tmp_path: Path
     environment = {**os.environ, "MTP_GGUF_LIBS": "stock", "MTP_GGUF_KERNELS": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     for row in map(json.loads, done.stdout.splitlines()):
-        assert row["logits not as plain"] == row["tokens"] == 64
+        assert 0 < row["logits not as plain"] <= row["tokens"] == 64
         assert row["logits not as padded"] == 0
 
 
