@@ -136,6 +136,8 @@ def main() -> int:
     patched = find_build()
     if patched is None:
         parser.error("expected a patched llama-server, found none; run mtp-gguf build-server")
+    if not (arguments.stock / PROGRAMS[0]).is_file():
+        parser.error(f"--stock: expected a folder with {PROGRAMS[0]}, found {arguments.stock}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     packed = arguments.folder / "programs.tar.xz"
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,15 +72,18 @@ class Writer:
                 f"{self.llm.model_path}: llama.cpp makes no context for {SLOTS} texts of "
                 f"{self.length} tokens; pass a smaller --length"
             )
-        self._batch = llama_cpp.llama_batch_init(SLOTS, 0, 1)
-        self._session = Session(self._context, None, max_depth=0)
-        self._session.want_hidden()
+        with ExitStack() as stack:
+            stack.callback(llama_cpp.llama_free, self._context)
+            self._batch = llama_cpp.llama_batch_init(SLOTS, 0, 1)
+            stack.callback(llama_cpp.llama_batch_free, self._batch)
+            self._session = Session(self._context, None, max_depth=0)
+            stack.callback(self._session.close)
+            self._session.want_hidden()
+            self._close = stack.pop_all().close
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._session.close()
-        llama_cpp.llama_batch_free(self._batch)
-        llama_cpp.llama_free(self._context)
+        self._close()
 
     def texts(
         self, jobs: Iterable[Job]

@@ -503,7 +503,7 @@ class _Progress:
 
 
 def default_batch(width: int) -> int:
-    """Tokens of a batch: as many for each product of Muon, whose matrices grow with the width."""
+    """Tokens of a batch: in proportion to the width, as Muon's share of a token's time is."""
     return max(_LEAST_BATCH, 2 * width)
 
 

@@ -108,7 +108,11 @@ def test_an_answer_does_not_depend_on_the_others(models: Models, tmp_path: Path,
         closing(MTPLlama(str(path), depth=0, profile=False, verbose=False, n_threads=1)) as llm,
         Writer(llm, 64, 0.8) as writer,
     ):
+        vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
         together = list(writer.texts(jobs))
+        for job, tokens, _ in together:
+            if len(tokens) < job.length:  # the token that ends an answer belongs to it
+                assert llama_cpp.llama_vocab_is_eog(vocabulary, tokens[-1])
         alone = [next(writer.texts([job])) for job in jobs]
     assert sum(len(tokens) > len(job.tokens) for job, tokens, _ in together) > SLOTS
     assert [job for job, *_ in together] == jobs
