@@ -1,13 +1,14 @@
 """Make a head for real models that have none, and measure them with the other benchmarks.
 
-    python benchmarks/real.py FOLDER [--minutes 60] [--text FILE...] [--stock LLAMA_SERVER]
-        [--budget 20m] [--threads 2]
+    python benchmarks/real.py FOLDER [--minutes 60] [--text FILE...] [--prompts FILE]
+        [--stock LLAMA_SERVER] [--budget 20m] [--threads 2]
 
 FOLDER has GGUF files of architectures that `mtp-gguf carry` knows, such as a Qwen2.5 of its
 publisher. For each of them `mtp-gguf train-head` makes FOLDER/heads/NAME.gguf, a carrier with a new
-head, on --text (by default the standard library of this Python), unless the file exists. A carrier
-computes what its original does (tests/gguf_tools/test_carrier.py holds that for the files of a
-folder), so its speed without drafts is that of the model as its publisher packed it.
+head, unless the file exists: on --text (by default packages of this Python's standard library) and
+on answers to --prompts (by default questions about the functions there). A carrier computes what
+its original does (tests/gguf_tools/test_carrier.py holds that for the files of a folder), so its
+speed without drafts is that of the model as its publisher packed it.
 
 Each of these is then run on the carrier, and its output kept in FOLDER/results/NAME-WHAT.txt, which
 is not measured again:
@@ -21,6 +22,8 @@ is not measured again:
 from __future__ import annotations
 
 import argparse
+import ast
+import random
 import subprocess
 import sys
 import sysconfig
@@ -32,6 +35,32 @@ from mtp_gguf.gguf_tools.model import open_model
 HERE = Path(__file__).parent
 # Modules without data tables, for a text of about 300,000 tokens.
 MODULES = ("asyncio", "concurrent", "email", "http", "importlib", "json", "logging", "unittest")
+QUESTIONS = (
+    "Explain what this function does:",
+    "Write unit tests for this function:",
+    "Is there a mistake in this function? Show a corrected version:",
+    "Rewrite this function with type annotations and a docstring:",
+    "Describe in a few words when somebody would call this, and what it costs:",
+    "How would you write this in JavaScript?",
+    "Make this shorter without changing what it does:",
+)
+SHORTEST, LONGEST = 100, 800  # characters of a function in a question
+ASKED = 600
+CHAT = (
+    "What is {}? Answer in a short paragraph.",
+    "I have never heard of {}. Where do I start?",
+    "List five common mistakes with {} and how to avoid them.",
+)
+TOPICS = """
+    a hash table; recursion; a mutex; unit testing; version control; a database index; an
+    operating system; HTTP caching; regular expressions; floating-point numbers; a compiler;
+    continuous integration; code review; SQL joins; virtual memory; sorting algorithms; a REST
+    interface; shell scripts; dynamic programming; public-key cryptography; baking bread;
+    learning a language; a monthly budget; house plants; running ten kilometres; a job
+    interview; good sleep; travelling by train; the water cycle; photosynthesis; the French
+    Revolution; a sonnet; chess openings; the solar system; writing a letter of complaint; a
+    vegetable garden; public speaking; inflation; the human heart; a bicycle's gears
+"""
 
 
 def standard_library() -> list[Path]:
@@ -40,14 +69,34 @@ def standard_library() -> list[Path]:
     return [path for name in MODULES for path in sorted((folder / name).glob("*.py"))]
 
 
-def with_head(model: Path, minutes: float, texts: list[Path], threads: int) -> Path:
+def questions() -> list[str]:
+    """Return questions about functions of those packages and other things, a paragraph each."""
+    found = []
+    for path in standard_library():
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                code = ast.get_source_segment(text, node) or ""
+                # A blank line would end the paragraph.
+                code = "\n".join(line for line in code.splitlines() if line.strip())
+                if SHORTEST < len(code) < LONGEST:
+                    found.append(code)
+    shuffle = random.Random(1)
+    chosen = shuffle.sample(found, ASKED)
+    asked = [f"{QUESTIONS[i % len(QUESTIONS)]}\n{code}" for i, code in enumerate(chosen)]
+    asked += [form.format(topic) for topic in " ".join(TOPICS.split()).split("; ") for form in CHAT]
+    return shuffle.sample(asked, len(asked))
+
+
+def with_head(model: Path, minutes: float, texts: list[Path], prompts: Path, threads: int) -> Path:
     """Return the carrier of a model with a trained head; make it unless it exists."""
     made = model.parent / "heads" / model.name
     if not made.exists():
         made.parent.mkdir(exist_ok=True)
         words = ("train-head", model, "-o", made, "--minutes", minutes, "--fastmtp", 8192)
-        more = ("--steps", 2, "--threads", threads, "--text", *texts)
-        subprocess.run(["mtp-gguf", *map(str, (*words, *more))], check=True)
+        more = ("--steps", 2, "--tokens", 1_000_000, "--threads", threads)
+        data = ("--prompt-file", prompts, "--text", *texts)
+        subprocess.run(["mtp-gguf", *map(str, (*words, *more, *data))], check=True)
     return made
 
 
@@ -66,16 +115,21 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--text", type=Path, nargs="+")
+    parser.add_argument("--prompts", type=Path)
     parser.add_argument("--stock", type=Path)
     parser.add_argument("--budget", default="20m")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     threads = ("--threads", args.threads)
+    texts, prompts = args.text or standard_library(), args.prompts
+    if prompts is None:
+        prompts = args.folder / "questions.txt"
+        prompts.write_text("\n\n".join(questions()) + "\n", encoding="utf-8")
     for model in sorted(args.folder.glob("*.gguf")):
         with open_model(model) as opened:
             if opened.architecture not in CARRIED:
                 continue
-        made = with_head(model, args.minutes, args.text or standard_library(), args.threads)
+        made = with_head(model, args.minutes, texts, prompts, args.threads)
         runs: dict[str, list[object]] = {
             "decode": [sys.executable, HERE / "decode.py", made, *threads],
             "stock": [sys.executable, HERE / "stock_drafting.py", made, *threads],

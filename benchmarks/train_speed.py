@@ -39,7 +39,7 @@ def collected(model: Path, folder: Path, texts: Texts, tokens: int, threads: int
     def progress(_: int) -> None:
         began.append(time.monotonic())
 
-    settings = CollectSettings(tokens=tokens, length=256 if texts.are_prompts else 512)
+    settings = CollectSettings(tokens=tokens, length=256 if texts.prompts else 512)
     found = collect(model, folder, texts, settings, threads=threads, progress=progress)
     return found / (time.monotonic() - began[0])
 
@@ -80,8 +80,8 @@ def main() -> None:
     lines = [line for text in texts for line in text.splitlines() if len(line) > 40]
     chosen = lines[:: max(1, len(lines) // PROMPTS)][:PROMPTS]
     prompts = tuple(f"Explain this:\n{line}" for line in chosen)
-    whole = (arguments.model, arguments.work / "texts", Texts(texts, are_prompts=False))
-    answers = (arguments.model, arguments.work / "answers", Texts(prompts, are_prompts=True))
+    whole = (arguments.model, arguments.work / "texts", Texts(texts))
+    answers = (arguments.model, arguments.work / "answers", Texts(prompts=prompts))
     for job, tokens in ((whole, arguments.tokens), (answers, arguments.tokens // 4)):
         rate = collected(*job, tokens, arguments.threads)
         print(json.dumps({"collect": job[1].name, "tokens_per_second": rate}), flush=True)

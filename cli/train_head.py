@@ -55,7 +55,8 @@ def train_head(
     prompts: Annotated[
         list[Path] | None,
         prompt_files_option(
-            "Train on the model's answers to the prompts in these files, separated by blank lines."
+            "Train on the model's answers to the prompts in these files, separated by blank lines. "
+            "With --text, too, answers and pieces of text take turns."
         ),
     ] = None,
     output: Annotated[
@@ -184,6 +185,8 @@ def train_head(
     mtp-gguf train-head finetune.gguf --head-from Qwen/Qwen3.5-4B -f prompts.txt --minutes 60
 
     mtp-gguf train-head headless.gguf --from-scratch --text notes/*.md --fastmtp 16384
+
+    mtp-gguf train-head qwen2.5.gguf --text src/*.py -f prompts.txt --minutes 120
     """
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.train.api import train_head as train  # noqa: PLC0415

@@ -342,8 +342,7 @@ class TestTrainHead:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ({}, "expected either --text or --prompt-file"),
-            ({"text": "a", "prompts": ["b"]}, "expected either --text or --prompt-file"),
+            ({}, "expected --text, --prompt-file or both"),
             ({"text": "a", "from_scratch": True, "head_from": "b"}, "contradict each other"),
             ({"text": "a", "output": "x.safetensors", "head_only": True}, "do not apply"),
             ({"text": "a", "steps": 9}, "--steps: expected 1 to 8, found 9"),

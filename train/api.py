@@ -107,6 +107,7 @@ def train_head(
             MODEL-tuned.gguf.
         text: Files to train on.
         prompts: The option --prompt-file: files with prompts, to whose answers the head is trained.
+            With texts, too, both are read in turn.
         fastmtp: Number of tokens of a new draft vocabulary; True for the default number.
         progress: Shows the progress; by default nothing is shown.
 
@@ -120,8 +121,8 @@ def train_head(
 
     """
     texts_of, prompts_of = _files(text), _files(prompts)
-    if bool(texts_of) == bool(prompts_of):
-        raise OptionError("expected either --text or --prompt-file")
+    if not texts_of and not prompts_of:
+        raise OptionError("expected --text, --prompt-file or both")
     if head_from and from_scratch:
         raise OptionError("--head-from and --from-scratch contradict each other")
     head_type = head_type_named(mtp_f16, mtp_type)
@@ -152,19 +153,20 @@ def train_head(
                 f"train-head: expected {name}, which is not installed; "
                 'pip install "mtp-gguf[train]"'
             )
-    texts = whole_texts(texts_of) if texts_of else tuple(paragraphs(prompts_of))
+    whole = whole_texts(texts_of) if texts_of else ()
+    questions = tuple(paragraphs(prompts_of)) if prompts_of else ()
     path = local_gguf(str(model), with_head=False, say=progress.download).path
     check_output(target, [path, *files], overwrite)
     if gpu_layers:
         from mtp_gguf.native.libraries.offload import usable_gpu_layers  # noqa: PLC0415  (loads llama.cpp)
 
         gpu_layers = usable_gpu_layers(gpu_layers, progress.say)
+    from .collect import Texts  # noqa: PLC0415  (loads llama.cpp)
     from .head_job import Job, Start, run  # noqa: PLC0415  (imports PyTorch)
 
     job = Job(
         model=path,
-        texts=texts,
-        are_prompts=not texts_of,
+        texts=Texts(whole, questions),
         files=len(files),
         target=target,
         start=Start(None if head_from is None else str(head_from), from_scratch),

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _SHORTEST = 16
 # because that is what drafts are measured on at run time.
 _HELD_OUT_ONE_IN = 10
 _BEGINNING, _CONTINUATION = 32, 96  # tokens
-_LEAST_SAMPLES = 2  # a held-out one, and one to train on
+_LEAST_SAMPLES = 2  # a held-out one, and one to train on, of texts and of answers
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,20 @@ class CollectSettings:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts to read, or prompts to answer. names: what messages call them."""
+    """Texts to read, prompts to answer, or both."""
 
-    texts: tuple[str, ...]
-    are_prompts: bool
+    texts: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
 
-    def key(self) -> dict[str, Any]:
+    def key(self) -> dict[str, str]:
         """What identifies them, without their contents."""
-        digest = hashlib.sha256()
-        for text in self.texts:
-            digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
-        kind = "prompts" if self.are_prompts else "text"
-        return {kind: digest.hexdigest(), "count": len(self.texts)}
+        found = {}
+        for kind, texts in vars(self).items():
+            digest = hashlib.sha256()
+            for text in texts:
+                digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+            found[kind] = digest.hexdigest()
+        return found
 
 
 def data_key(model: Path, texts: Texts, settings: CollectSettings) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def collect(
     if writer.finished:
         return writer.tokens
     began = time.monotonic()
+    least = _LEAST_SAMPLES * (bool(texts.texts) + bool(texts.prompts))
     with Trunk(model, settings, threads, gpu_layers) as trunk:
         jobs = trunk.jobs(texts)
         progress(writer.tokens)
@@ -111,7 +114,7 @@ def collect(
             for sample in trunk.samples(jobs[writer.samples :]):
                 writer.add(sample)
                 progress(writer.tokens)
-                late = time.monotonic() - began > seconds and writer.samples >= _LEAST_SAMPLES
+                late = time.monotonic() - began > seconds and writer.samples >= least
                 if writer.tokens >= settings.tokens or late:
                     break
         except KeyboardInterrupt:
@@ -152,22 +155,24 @@ class Trunk:
     def jobs(self, texts: Texts) -> list[Job]:
         """What to run, in a fixed order that mixes the texts; the first is held out.
 
-        So the first jobs are enough for a short training if time is limited.
+        So the first jobs are enough for a short training if time is limited. Pieces of text and
+        prompts take turns.
         """
-        made = list(self._answers(texts) if texts.are_prompts else self._pieces(texts))
-        held_out = [i for i, job in enumerate(made) if job.held_out]
-        if len(held_out) == len(made):
-            kind = "prompts" if texts.are_prompts else f"pieces of text from {_SHORTEST} tokens on"
-            raise RequestError(
-                f"expected two or more {kind}, of which one is held out, found {len(made)} in "
-                f"{len(texts.texts)}; give more text, or a smaller --length"
-            )
-        return [made.pop(held_out[0]), *made]
+        kinds = []
+        if texts.texts:
+            jobs = list(self._pieces(texts.texts))
+            name = f"pieces of text from {_SHORTEST} tokens on"
+            kinds.append(_held_out_first(jobs, name, len(texts.texts)))
+        if texts.prompts:
+            jobs = list(self._answers(texts.prompts))
+            kinds.append(_held_out_first(jobs, "prompts", len(texts.prompts)))
+        turns = itertools.zip_longest(*kinds)
+        return [job for turn in turns for job in turn if job is not None]
 
-    def _pieces(self, texts: Texts) -> Iterator[Job]:
+    def _pieces(self, texts: Sequence[str]) -> Iterator[Job]:
         length = self._settings.length
         pieces: list[tuple[int, ...]] = []
-        for text in texts.texts:
+        for text in texts:
             tokens = self._tokenize(text)
             cut = (tuple(tokens[at : at + length]) for at in range(0, len(tokens), length))
             pieces += [piece for piece in cut if len(piece) >= _SHORTEST]
@@ -188,12 +193,12 @@ class Trunk:
             else:
                 yield Job(piece, False)
 
-    def _answers(self, texts: Texts) -> Iterator[Job]:
+    def _answers(self, texts: Sequence[str]) -> Iterator[Job]:
         template = self._llm.metadata.get("tokenizer.chat_template")
         write = chat_writer(template) if self._settings.chat else None
         length = self._settings.length
         prompts = []
-        for text in texts.texts:
+        for text in texts:
             tokens = self._tokenize(write(text) if write else text)
             if not 0 < len(tokens) <= length - _SHORTEST:
                 raise RequestError(
@@ -237,6 +242,17 @@ class Trunk:
             session.decode(part := tokens[at : at + _BATCH])
             parts.append(session.hidden(len(part)).astype(np.float16))
         return np.concatenate(parts)
+
+
+def _held_out_first(jobs: list[Job], name: str, count: int) -> list[Job]:
+    """The jobs of `count` texts, a held-out one first; RequestError if nothing else is left."""
+    held_out = [i for i, job in enumerate(jobs) if job.held_out]
+    if len(held_out) == len(jobs):
+        raise RequestError(
+            f"expected two or more {name}, of which one is held out, found {len(jobs)} in {count}; "
+            "give more text, or a smaller --length"
+        )
+    return [jobs.pop(held_out[0]), *jobs]
 
 
 def _held_out(count: int, most: int | None = None) -> list[bool]:

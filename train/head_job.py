@@ -44,7 +44,7 @@ from mtp_gguf.gguf_tools.hub.resolve import names_gguf, open_any_model
 from mtp_gguf.gguf_tools.machine import process_memory, processors
 from mtp_gguf.gguf_tools.machine.interrupted import Interrupted, leaves_nothing
 from mtp_gguf.gguf_tools.machine.shell import quoted
-from mtp_gguf.gguf_tools.machine.text import human_bytes
+from mtp_gguf.gguf_tools.machine.text import duration, human_bytes
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.progress import Progress
@@ -91,8 +91,7 @@ class Job:
     """What to do, as the options say; `fastmtp` may be DEFAULT_SIZE."""
 
     model: Path
-    texts: tuple[str, ...]
-    are_prompts: bool
+    texts: Texts
     files: int
     target: Path
     start: Start
@@ -310,7 +309,7 @@ def _collected(job: Job, model: Model, config: BlockConfig, began: float) -> lis
         found = collect(
             model.paths[0],
             job.folder,
-            Texts(job.texts, job.are_prompts),
+            job.texts,
             _collect_settings(job),
             threads=job.threads,
             gpu_layers=job.gpu_layers,
@@ -398,10 +397,15 @@ def _trained(
     train, held_out = data
     tables = read_tables(model, [*train, *held_out], _learned_ids(model, train, draft))
     trainer = Trainer(config, weights, tables, train, held_out, settings, job.folder)
+    told = 1  # evaluations: before training there is nothing to tell of random weights
     with job.progress.share("train") as show:
 
         def progress(state: State) -> None:
+            nonlocal told
             rates = " / ".join(f"{rate:.0%}" for rate in state.rates)
+            if state.evaluations > told:
+                told = state.evaluations
+                job.progress.say(f"after {duration(state.seconds)}: accepts {rates}")
             memory = human_bytes(process_memory.peak_memory())
             text = f"step {state.step}, loss {state.loss:.3f}, accepts {rates}, {memory} of memory"
             show(state.share, text)
@@ -521,8 +525,9 @@ def _start(job: Job) -> str:
 
 
 def _source(job: Job) -> str:
-    kind = "own answers to prompts" if job.are_prompts else "text"
-    return f"{kind} of {job.files} file{'s' if job.files > 1 else ''}"
+    kinds = ["text"] if job.texts.texts else []
+    kinds += ["own answers to prompts"] if job.texts.prompts else []
+    return f"{' and '.join(kinds)} of {job.files} file{'s' if job.files > 1 else ''}"
 
 
 def _head_type(job: Job, model: Model) -> TensorType:

@@ -78,11 +78,17 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class State:
-    """Where training is, for a progress display. rates: of the last evaluation, by position."""
+    """Where training is, for a progress display.
+
+    evaluations: how many there were, the one before training included. rates: of the last one, by
+    position.
+    """
 
     share: float
     step: int
+    seconds: float
     loss: float
+    evaluations: int
     rates: tuple[float, ...]
 
 
@@ -254,7 +260,8 @@ class Trainer:
                 if done.without_gain >= settings.patience:
                     stopped = f"no gain in the last {done.without_gain} evaluations"
                     break
-            progress(State(share, done.step, loss, done.history[-1][2]))
+            history = done.history
+            progress(State(share, done.step, done.seconds, loss, len(history), history[-1][2]))
         if losses:
             self._assess(done, losses)
         self._load(done.best)

@@ -58,7 +58,7 @@ SETTINGS = TrainSettings(
 def answers(demo: Path, folder: Path, tokens: int, each: int) -> list[Sample]:
     """The trunk's answers, `each` to every prompt, the first of them greedy."""
     settings = CollectSettings(length=64, tokens=tokens, answers=each, chat=False)
-    collect(demo, folder, Texts(PROMPTS, are_prompts=True), settings, threads=1)
+    collect(demo, folder, Texts(prompts=PROMPTS), settings, threads=1)
     return open_data(folder, 256)
 
 

@@ -34,6 +34,8 @@ from support.models import DEMO, Models
 from support.serving import PATIENCE
 
 IDS = "mtp_gguf.fastmtp.token_ids"
+# The demo model knows it, and it changes with the model only.
+TEXT = Path(__file__).parents[2] / "benchmarks" / "demo_model" / "train.py"
 FAST = ("--tokens", 700, "--length", 64, "--epochs", 1, "--steps", 2, "-t", 1)
 
 
@@ -45,7 +47,7 @@ def demo(models: Models) -> Path:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "code.py"
-    path.write_text(Path(training.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    path.write_text(TEXT.read_text(encoding="utf-8"), encoding="utf-8")
     return path
 
 
@@ -179,6 +181,25 @@ def test_the_models_own_answers_and_a_head_alone(models: Models, tmp_path: Path)
     )
 
 
+def test_texts_and_answers_teach_one_head(demo: Path, text: Path, tmp_path: Path) -> None:
+    """And each evaluation is told of; the last one is the result."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("What is a list?\n\nWrite a loop.\n")
+    data = ("--text", text, "--prompt-file", prompts)
+    made = tmp_path / "made.gguf"
+    result = invoke("train-head", demo, *data, "-o", made, "--json", *FAST, "--epochs", 24)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    with open_model(made) as model:
+        source = model.first.scalar("mtp_gguf.train.source")
+    assert source == "text and own answers to prompts of 2 files"
+    history = json.loads(result.stdout)["acceptance"]["history"][1:-1]
+    told = [line for line in result.stderr.splitlines() if line.startswith("after ")]
+    assert len(told) > 1
+    for line, evaluated in zip(told, history, strict=True):
+        rates = " / ".join(f"{rate:.0%}" for rate in evaluated["rates"])
+        assert line.endswith(f": accepts {rates}")
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["same.gguf", "mtp-same.gguf", "mtp.safetensors"])
 @pytest.mark.parametrize("start", ["own", "another"])
@@ -284,7 +305,6 @@ def test_checkpoint_names_are_the_converters(models: Models, spec: str, tmp_path
 def test_options_that_contradict_each_other(demo: Path, text: Path, tmp_path: Path) -> None:
     for options in (
         (),
-        ("--text", text, "--prompt-file", text),
         ("--text", text, "--from-scratch", "--head-from", demo),
         ("--text", text, "--mtp-f16", "--mtp-type", "Q8_0"),
         ("--text", text, "--head-only", "-o", tmp_path / "mtp.safetensors"),

@@ -37,7 +37,7 @@ SETTINGS = CollectSettings(length=96, tokens=700, answers=2, chat=False)
 @pytest.fixture(scope="module")
 def data(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    texts = Texts((TEXT, "short", TEXT[2000:4000]), are_prompts=False)
+    texts = Texts((TEXT, "short", TEXT[2000:4000]))
     assert collect(demo, folder, texts, SETTINGS, threads=1) >= 700
     return folder
 
@@ -70,7 +70,7 @@ def greedy_text(llm: MTPLlama, prompt: Sequence[int], length: int) -> list[int]:
 
 
 def test_answers_are_the_models_own(demo: Path, tmp_path: Path) -> None:
-    prompts = Texts(("def add(a, b):\n", "class Point:\n"), are_prompts=True)
+    prompts = Texts(prompts=("def add(a, b):\n", "class Point:\n"))
     with Trunk(demo, SETTINGS, 1, 0) as trunk:
         jobs = trunk.jobs(prompts)
         _, greedy, sampled = trunk.samples(jobs)
@@ -167,7 +167,7 @@ def test_an_interrupted_run_goes_on(
     demo: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
 ) -> None:
     """Also before the first shard is full."""
-    texts = Texts((TEXT, "short", TEXT[2000:4000]), are_prompts=False)
+    texts = Texts((TEXT, "short", TEXT[2000:4000]))
     monkeypatch.setattr(collecting, "DataWriter", lambda f, k: DataWriter(f, k, shard_bytes))
     seen = []
 
@@ -204,8 +204,8 @@ def test_a_killed_run_loses_a_minute(
 
 
 def test_states_of_something_else_are_refused(demo: Path, data: Path) -> None:
-    other = Texts((TEXT + "\n",), are_prompts=False)
-    with pytest.raises(RequestError, match=r"found others \(different count, text\); choose"):
+    other = Texts((TEXT + "\n",))
+    with pytest.raises(RequestError, match=r"found others \(different texts\); choose"):
         collect(demo, data, other, SETTINGS, threads=1)
 
 
@@ -286,12 +286,12 @@ def test_shards_that_contradict_themselves(
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (Texts(("a", ""), False), r"pieces of text from 16 tokens on, .* found 0 in 2"),
-        (Texts(("=" * 8192,), False), r"a text of several tokens, found only token \d+,"),
-        (Texts((TEXT[:200],), False), r"pieces of text from 16 tokens on, .* found 1 in 1"),
-        (Texts(("def f():\n",), True), r"two or more prompts, .* found 1 in 1"),
-        (Texts((TEXT,), True), r"a prompt has \d+ tokens, expected 1 to 80"),
-        (Texts(("",), True), "a prompt has 0 tokens"),
+        (Texts(("a", "")), r"pieces of text from 16 tokens on, .* found 0 in 2"),
+        (Texts(("=" * 8192,)), r"a text of several tokens, found only token \d+,"),
+        (Texts((TEXT[:200],)), r"pieces of text from 16 tokens on, .* found 1 in 1"),
+        (Texts(prompts=("def f():\n",)), r"two or more prompts, .* found 1 in 1"),
+        (Texts(prompts=(TEXT,)), r"a prompt has \d+ tokens, expected 1 to 80"),
+        (Texts(prompts=("",)), "a prompt has 0 tokens"),
     ],
 )
 def test_texts_that_teach_nothing(demo: Path, tmp_path: Path, texts: Texts, words: str) -> None:
@@ -300,10 +300,26 @@ def test_texts_that_teach_nothing(demo: Path, tmp_path: Path, texts: Texts, word
 
 
 def test_a_short_time_is_enough_for_a_short_training(demo: Path, tmp_path: Path) -> None:
-    for name, texts in (("text", Texts((TEXT,), False)), ("prompts", Texts(("a", "b"), True))):
+    for name, kinds, texts in (
+        ("text", 1, Texts((TEXT,))),
+        ("prompts", 1, Texts(prompts=("a", "b"))),
+        ("both", 2, Texts((TEXT,), ("a", "b"))),
+    ):
         collect(demo, tmp_path / name, texts, SETTINGS, threads=1, seconds=0)
         train, held_out = split_data(open_data(tmp_path / name, 256))
-        assert (len(train), len(held_out)) == (1, 1)
+        assert (len(train), len(held_out)) == (kinds, kinds)
+
+
+def test_texts_and_answers_take_turns(demo: Path) -> None:
+    texts, prompts = Texts((TEXT[:3000],)), Texts(prompts=("def f():\n", "class A:\n"))
+    with Trunk(demo, SETTINGS, 1, 0) as trunk:
+        read, answered = trunk.jobs(texts), trunk.jobs(prompts)
+        both = trunk.jobs(Texts(texts.texts, prompts.prompts))
+    n = len(answered)
+    assert len(read) > n
+    assert both[: 2 * n : 2] == read[:n]
+    assert both[1 : 2 * n : 2] == answered
+    assert both[2 * n :] == read[n:]
 
 
 def test_what_is_held_out() -> None:
