@@ -162,6 +162,15 @@ def train_head(
     ] = None,
     overwrite: Overwrite = False,
     no_check: NoCheck = False,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            "--chart",
+            metavar="FILE",
+            parser=parse_output,
+            help="Draw what is accepted as training goes on into this PNG.",
+        ),
+    ] = None,
     least_acceptance: LeastAcceptance = LEAST,
     as_json: AsJson = False,
 ) -> None:
@@ -218,6 +227,7 @@ def train_head(
         work=work,
         overwrite=overwrite,
         no_check=no_check,
+        chart=chart,
         least_acceptance=least_acceptance,
         progress=CONSOLE,
     )

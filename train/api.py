@@ -93,6 +93,7 @@ def train_head(
     work: StrPath | None = None,
     overwrite: bool = False,
     no_check: bool = False,
+    chart: StrPath | None = None,
     least_acceptance: float = LEAST,
     progress: Progress = QUIET,
 ) -> Trained:
@@ -109,6 +110,7 @@ def train_head(
         prompts: The option --prompt-file: files with prompts, to whose answers the head is trained.
             With texts, too, both are read in turn.
         fastmtp: Number of tokens of a new draft vocabulary; True for the default number.
+        chart: A PNG, drawn anew after each evaluation.
         progress: Shows the progress; by default nothing is shown.
 
     Raises:
@@ -147,7 +149,7 @@ def train_head(
     )
     if target.suffix == _SAFETENSORS and (head_only or head_type or size):
         raise OptionError("the options of the GGUF's head do not apply to a .safetensors")
-    for name in ("torch", "safetensors"):
+    for name in ("torch", "safetensors", *(["matplotlib"] if chart else [])):
         if find_spec(name) is None:
             raise RequestError(
                 f"train-head: expected {name}, which is not installed; "
@@ -157,6 +159,11 @@ def train_head(
     questions = tuple(paragraphs(prompts_of)) if prompts_of else ()
     path = local_gguf(str(model), with_head=False, say=progress.download).path
     check_output(target, [path, *files], overwrite)
+    picture = None if chart is None else output_file(str(chart))
+    if picture is not None:
+        if picture.absolute() == target.absolute():
+            raise OptionError(f"--chart: expected another file than the output, found {chart}")
+        check_output(picture, [path, *files], overwrite)
     if gpu_layers:
         from mtp_gguf.native.libraries.offload import usable_gpu_layers  # noqa: PLC0415  (loads llama.cpp)
 
@@ -187,6 +194,7 @@ def train_head(
         gpu_layers=gpu_layers,
         work=None if work is None else Path(work),
         measured=is_measured(no_check=no_check),
+        chart=picture,
         progress=progress,
     )
     figures = run(job)

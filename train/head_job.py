@@ -50,6 +50,7 @@ from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.progress import Progress
 
 from .block import Weights, fresh_weights, read_weights
+from .chart import draw_training
 from .collect import CollectSettings, Texts, bytes_needed, collect
 from .config import BlockConfig
 from .dataset import INDEX_NAME, Sample, make_folder, open_data, remove_data, split_data
@@ -112,6 +113,7 @@ class Job:
     gpu_layers: int
     work: Path | None
     measured: bool
+    chart: Path | None
     progress: Progress
 
     @property
@@ -397,20 +399,26 @@ def _trained(
     train, held_out = data
     tables = read_tables(model, [*train, *held_out], _learned_ids(model, train, draft))
     trainer = Trainer(config, weights, tables, train, held_out, settings, job.folder)
-    told = 1  # evaluations: before training there is nothing to tell of random weights
+    told = 1  # evaluations: the first one is before training
     with job.progress.share("train") as show:
 
         def progress(state: State) -> None:
             nonlocal told
-            rates = " / ".join(f"{rate:.0%}" for rate in state.rates)
-            if state.evaluations > told:
-                told = state.evaluations
-                job.progress.say(f"after {duration(state.seconds)}: accepts {rates}")
+            last = state.evaluations[-1]
+            rates = " / ".join(f"{rate:.0%}" for rate in last.rates)
+            if len(state.evaluations) > told:
+                told = len(state.evaluations)
+                job.progress.say(f"after {duration(last.seconds)}: accepts {rates}")
+                if job.chart is not None:
+                    draw_training(state.evaluations, job.chart)
             memory = human_bytes(process_memory.peak_memory())
             text = f"step {state.step}, loss {state.loss:.3f}, accepts {rates}, {memory} of memory"
             show(state.share, text)
 
-        return trainer.run(progress)
+        outcome = trainer.run(progress)
+    if job.chart is not None:
+        draw_training(outcome.history, job.chart)
+    return outcome
 
 
 # -------------------------------------------------------------------------- the results
@@ -492,8 +500,7 @@ def _write(
             "before": before.rates if before else None,
             "after": after.rates,
             "history": [
-                {"step": step, "loss": None if step == 0 else loss, "rates": rates}
-                for step, loss, rates in outcome.history
+                {**e._asdict(), "loss": None if e.step == 0 else e.loss} for e in outcome.history
             ],
         },
         "improved": outcome.step > 0,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -76,20 +76,26 @@ class TrainSettings:
     held_out_tokens: int = 5_000
 
 
-@dataclass(frozen=True)
-class State:
-    """Where training is, for a progress display.
+class Evaluation(NamedTuple):
+    """What a head accepts after so many steps and seconds, by position.
 
-    evaluations: how many there were, the one before training included. rates: of the last one, by
-    position.
+    loss: the mean of the steps since the evaluation before; NaN for that before training.
     """
 
-    share: float
     step: int
     seconds: float
     loss: float
-    evaluations: int
     rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """Where training is. evaluations: so far, the one before training included."""
+
+    share: float
+    step: int
+    loss: float
+    evaluations: Sequence[Evaluation]
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Outcome:
     seconds: float
     tokens: int
     stopped: str
-    history: tuple[tuple[int, float, tuple[float, ...]], ...]
+    history: tuple[Evaluation, ...]
 
 
 @dataclass(frozen=True)
@@ -260,8 +266,7 @@ class Trainer:
                 if done.without_gain >= settings.patience:
                     stopped = f"no gain in the last {done.without_gain} evaluations"
                     break
-            history = done.history
-            progress(State(share, done.step, done.seconds, loss, len(history), history[-1][2]))
+            progress(State(share, done.step, loss, done.history))
         if losses:
             self._assess(done, losses)
         self._load(done.best)
@@ -280,7 +285,7 @@ class Trainer:
     def _start(self) -> _Progress:
         first, loss = self.evaluate()
         done = _Progress(first, first, self._snapshot(), loss)
-        done.history.append((0, math.nan, tuple(first.rates)))
+        done.history.append(Evaluation(0, 0.0, math.nan, tuple(first.rates)))
         return done
 
     def _interval(self) -> int:
@@ -295,7 +300,8 @@ class Trainer:
         losses: of the steps since the last evaluation.
         """
         acceptance, loss = self.evaluate()
-        done.history.append((done.step, float(np.mean(losses)), tuple(acceptance.rates)))
+        mean = float(np.mean(losses))
+        done.history.append(Evaluation(done.step, done.seconds, mean, tuple(acceptance.rates)))
         if loss < done.lowest:
             done.after, done.best_step, done.lowest = acceptance, done.step, loss
             done.best = self._snapshot()
@@ -444,7 +450,12 @@ class Trainer:
             "key": self._key,
             "block": self._snapshot(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "done": {**vars(done), "before": asdict(done.before), "after": asdict(done.after)},
+            "done": {
+                **vars(done),
+                "before": asdict(done.before),
+                "after": asdict(done.after),
+                "history": [tuple(evaluation) for evaluation in done.history],
+            },
         }
         partial = self._path.with_suffix(".partial")
         try:
@@ -461,6 +472,7 @@ class Trainer:
                 return None
             done = content["done"]
             done["before"], done["after"] = (Acceptance(**done[n]) for n in ("before", "after"))
+            done["history"] = [Evaluation(*found) for found in done["history"]]
             self._load(content["block"])
             for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
@@ -506,7 +518,7 @@ class _Progress:
     without_gain: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    history: list[tuple[int, float, tuple[float, ...]]] = field(default_factory=list)
+    history: list[Evaluation] = field(default_factory=list)
 
 
 def default_batch(width: int) -> int:

@@ -182,12 +182,13 @@ def test_the_models_own_answers_and_a_head_alone(models: Models, tmp_path: Path)
 
 
 def test_texts_and_answers_teach_one_head(demo: Path, text: Path, tmp_path: Path) -> None:
-    """And each evaluation is told of; the last one is the result."""
+    """And each evaluation is told of and drawn; the last one is the result."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("What is a list?\n\nWrite a loop.\n")
     data = ("--text", text, "--prompt-file", prompts)
     made = tmp_path / "made.gguf"
-    result = invoke("train-head", demo, *data, "-o", made, "--json", *FAST, "--epochs", 24)
+    chart = ("--chart", tmp_path / "made.png")
+    result = invoke("train-head", demo, *data, "-o", made, "--json", *FAST, "--epochs", 24, *chart)
     assert result.exit_code == 0, result.output + repr(result.exception)
     with open_model(made) as model:
         source = model.first.scalar("mtp_gguf.train.source")
@@ -198,6 +199,7 @@ def test_texts_and_answers_teach_one_head(demo: Path, text: Path, tmp_path: Path
     for line, evaluated in zip(told, history, strict=True):
         rates = " / ".join(f"{rate:.0%}" for rate in evaluated["rates"])
         assert line.endswith(f": accepts {rates}")
+    assert (tmp_path / "made.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.sample(2)
@@ -308,6 +310,7 @@ def test_options_that_contradict_each_other(demo: Path, text: Path, tmp_path: Pa
         ("--text", text, "--from-scratch", "--head-from", demo),
         ("--text", text, "--mtp-f16", "--mtp-type", "Q8_0"),
         ("--text", text, "--head-only", "-o", tmp_path / "mtp.safetensors"),
+        ("--text", text, "-o", tmp_path / "one.gguf", "--chart", tmp_path / "one.gguf"),
     ):
         refused(tmp_path, "train-head", demo, *options, code=2)
 

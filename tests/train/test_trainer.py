@@ -84,7 +84,7 @@ def test_training_recovers_a_damaged_head(
     assert made.after.rates[0] > 0.5 * whole.rates[0]
     assert made.after.per_cycle > 2 * made.before.per_cycle
     assert made.step > 0
-    assert made.history[0][2] == tuple(made.before.rates)
+    assert made.history[0].rates == tuple(made.before.rates)
 
 
 @pytest.mark.thorough
@@ -149,7 +149,7 @@ def test_nan_keeps_the_best(
     assert made.stopped == "the loss became nan in step 8"
     assert made.steps == 7
     assert 0 < made.step <= 7
-    assert made.after.rates == list(made.history[made.step][2])
+    assert made.after.rates == list(made.history[made.step].rates)
     assert all(np.isfinite(array).all() for array in made.weights.values())
 
 
@@ -166,7 +166,7 @@ def test_time_is_a_budget(
     assert made.stopped == "the time is over"
     assert (made.steps, made.seconds) == (5, 6)
     # The last steps have the lowest rate, and so their weights are measured, too.
-    assert made.history[-1][0] == made.steps
+    assert made.history[-1].step == made.steps
 
 
 def test_a_short_training_measures_seldom(
