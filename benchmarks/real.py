@@ -95,6 +95,7 @@ def with_head(model: Path, minutes: float, texts: list[Path], prompts: Path, thr
         made.parent.mkdir(exist_ok=True)
         words = ("train-head", model, "-o", made, "--minutes", minutes, "--fastmtp", 8192)
         more = ("--steps", 2, "--tokens", 1_000_000, "--threads", threads)
+        more += ("--chart", made.with_suffix(".png"), "--overwrite")
         data = ("--prompt-file", prompts, "--text", *texts)
         subprocess.run(["mtp-gguf", *map(str, (*words, *more, *data))], check=True)
     return made

@@ -199,6 +199,11 @@ def _run(job: Job) -> dict[str, Any]:
             with _kept_when_interrupted(job.folder):
                 samples = _collected(job, model, config, began)
                 train, held_out = split_data(samples)
+                n_train, n_held_out = (sum(map(len, part)) for part in (train, held_out))
+                job.progress.say(
+                    f"{n_train} tokens to learn from, up to {job.epochs:g} times; {n_held_out} "
+                    "others to measure with"
+                )
                 draft = _draft_vocabulary(job, model, train)
                 before = _measured_start(job, model, weights, draft, held_out)
                 settings = _settings(job, time.monotonic() - began)

@@ -194,6 +194,7 @@ def test_texts_and_answers_teach_one_head(demo: Path, text: Path, tmp_path: Path
         source = model.first.scalar("mtp_gguf.train.source")
     assert source == "text and own answers to prompts of 2 files"
     history = json.loads(result.stdout)["acceptance"]["history"][1:-1]
+    assert "tokens to learn from, up to 24 times; " in result.stderr
     told = [line for line in result.stderr.splitlines() if line.startswith("after ")]
     assert len(told) > 1
     for line, evaluated in zip(told, history, strict=True):
