@@ -197,10 +197,12 @@ def train_head(
 
     mtp-gguf train-head qwen2.5.gguf --text src/*.py -f prompts.txt --minutes 120
     """
-    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
+    from mtp_gguf.train.api import let_threads_sleep  # noqa: PLC0415
     from mtp_gguf.train.api import train_head as train  # noqa: PLC0415
 
-    tell_crashes()
+    let_threads_sleep()
+    tell_crashes()  # loads llama.cpp
     result = train(
         model,
         output,

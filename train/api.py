@@ -1,5 +1,6 @@
 """`mtp_gguf.train_head(...)`: trains a head, with all options of `mtp-gguf train-head`."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -66,6 +67,15 @@ class Trained:
         return (*self.figures["warnings"], *found, *([poor] if poor else ()))
 
 
+def let_threads_sleep() -> None:
+    """Make OpenMP's threads sleep where they wait. To be called before OpenMP is loaded.
+
+    Threads that spin keep the CPUs from those that they wait for if another program computes, and
+    training takes hours on a machine that is used (docs/train.md).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def train_head(
     model: StrPath,
     output: StrPath | None = None,
@@ -122,6 +132,7 @@ def train_head(
         >>> made.figures["acceptance"]["after"], made.warnings
 
     """
+    let_threads_sleep()
     texts_of, prompts_of = _files(text), _files(prompts)
     if not texts_of and not prompts_of:
         raise OptionError("expected --text, --prompt-file or both")
@@ -200,7 +211,8 @@ def train_head(
     figures = run(job)
     check = None
     if job.stores_acceptance:
-        check = record_acceptance(target, progress, least_acceptance)
+        taught = figures["acceptance"]["after"][0]
+        check = record_acceptance(target, progress, least_acceptance, elsewhere=taught)
     return Trained(target, figures, job.folder if job.folder.exists() else None, check)
 
 

@@ -79,26 +79,32 @@ def is_measured(*, no_check: bool) -> bool:
 
 
 def record_acceptance(
-    path: Path, progress: Progress, least: float = LEAST, trunk: Path | None = None
+    path: Path,
+    progress: Progress,
+    least: float = LEAST,
+    trunk: Path | None = None,
+    elsewhere: float = 0.0,
 ) -> AcceptanceCheck:
     """Measure a finished file and store the counts in its reserved keys.
 
     path: any shard. least: the acceptance of first drafts below which the head is reported as bad.
-    trunk: that of a head alone.
+    trunk: that of a head alone. elsewhere: the share of first drafts accepted on other texts, such
+    as those that the head was just trained for.
     """
-    check = check_acceptance(path, progress, least, trunk)
+    check = check_acceptance(path, progress, least, trunk, elsewhere)
     if check.measured is not None:
         store(path, check.measured, trunk)
     return check
 
 
 def check_acceptance(
-    path: Path, progress: Progress, least: float = LEAST, trunk: Path | None = None
+    path: Path,
+    progress: Progress,
+    least: float = LEAST,
+    trunk: Path | None = None,
+    elsewhere: float = 0.0,
 ) -> AcceptanceCheck:
-    """Measure a finished file; if that fails, the result contains the reason.
-
-    trunk: that of a head alone.
-    """
+    """Measure a finished file as `record_acceptance` does; if that fails, the reason is returned."""
     model, head = trunk or path, path if trunk else None
     try:
         from mtp_gguf.native.checks.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
@@ -129,7 +135,7 @@ def check_acceptance(
         assert measured is not None
         if has_list:
             whole = measure_in_subprocess(model, seconds=_SECONDS, whole_vocabulary=True, head=head)
-        warning = poor_text(path, measured, least, whole)
+        warning = poor_text(path, measured, least, whole, elsewhere)
         return AcceptanceCheck(measured, whole, least=least, warning=warning)
     except (MtpGgufError, ImportError) as error:
         return AcceptanceCheck(skipped=printable(str(error).partition("\n")[0]), least=least)
@@ -137,10 +143,17 @@ def check_acceptance(
         return AcceptanceCheck(skipped="interrupted", least=least)
 
 
-def poor_text(path: Path, found: Acceptance, least: float, whole: Acceptance | None = None) -> str:
+def poor_text(
+    path: Path,
+    found: Acceptance,
+    least: float,
+    whole: Acceptance | None = None,
+    elsewhere: float = 0.0,
+) -> str:
     """One sentence: that too few drafts of a file's head are accepted, and why it may be.
 
-    whole: acceptance without its draft vocabulary, if that was measured.
+    whole: acceptance without its draft vocabulary, if that was measured. elsewhere: as
+    `record_acceptance` takes it.
     """
     low, high = found.greedy.interval(0)
     text = (
@@ -156,6 +169,11 @@ def poor_text(path: Path, found: Acceptance, least: float, whole: Acceptance | N
         causes = [f.text for f in diagnose(model, None, 1, 1).findings if f.code in _SHOWN_CAUSES]
     if causes:
         return f"{text}: {causes[0]}"
+    if elsewhere >= least:
+        return (
+            f"{text}; of the texts that the head was trained for, {elsewhere:.0%} are: train it on "
+            "texts of every kind that you use"
+        )
     return (
         f"{text}: the head may be that of another model, fine-tune or layer, or its norms or rows "
         "may be exchanged; take the head of exactly this model; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -89,6 +90,19 @@ def test_the_trunk_stays_byte_for_byte(
     measured = measure_acceptance(tmp_path / "tuned.gguf")
     assert stored.acceptance == Acceptance(measured.greedy, measured.sampled)
     assert measured.share > 0.4
+
+
+def test_a_head_that_knows_other_texts_is_no_wrong_one(
+    demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The corpus of all files, which it was not trained for, says little of it."""
+    monkeypatch.delenv(VARIABLE)
+    fields = trained(demo, text, tmp_path / "tuned.gguf", "--least-acceptance", 0.8)
+    taught, share = fields["acceptance"]["after"][0], fields["stored_acceptance"]["share"]
+    assert share < 0.8 < taught
+    (warning,) = fields["warnings"]
+    assert warning.startswith(f"{share:.0%} of first drafts are accepted")
+    assert f"of the texts that the head was trained for, {taught:.0%} are" in warning
 
 
 def test_from_scratch_for_a_trunk_without_a_head(
@@ -411,6 +425,19 @@ def test_too_little_memory_or_disk(
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     refused(tmp_path, *target, words=("are free on its disk", "smaller --tokens"))
+
+
+def test_threads_sleep_where_they_wait(demo: Path, text: Path, tmp_path: Path) -> None:
+    """Unless the user has said something else."""
+    words = ("train-head", demo, "--text", text, "-o", tmp_path / "made.gguf", *FAST, "--no-check")
+    for policy in ("PASSIVE", "ACTIVE"):
+        environment = {n: v for n, v in os.environ.items() if n != "OMP_WAIT_POLICY"}
+        environment |= {"OMP_DISPLAY_ENV": "true"}
+        environment |= {"OMP_WAIT_POLICY": policy} if policy == "ACTIVE" else {}
+        process = spawn(*words, "--overwrite", stderr=subprocess.PIPE, env=environment)
+        _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
+        assert f"OMP_WAIT_POLICY = '{policy}'" in said
 
 
 def test_minutes_are_a_budget(demo: Path, text: Path, tmp_path: Path) -> None:
