@@ -56,7 +56,7 @@ def train_head(
         list[Path] | None,
         prompt_files_option(
             "Train on the model's answers to the prompts in these files, separated by blank lines. "
-            "With --text, too, answers and pieces of text take turns."
+            "With --text, too, answers and pieces of text are interleaved."
         ),
     ] = None,
     output: Annotated[

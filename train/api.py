@@ -118,7 +118,7 @@ def train_head(
             MODEL-tuned.gguf.
         text: Files to train on.
         prompts: The option --prompt-file: files with prompts, to whose answers the head is trained.
-            With texts, too, both are read in turn.
+            With texts, too, both are interleaved.
         fastmtp: Number of tokens of a new draft vocabulary; True for the default number.
         chart: A PNG, drawn anew after each evaluation.
         progress: Shows the progress; by default nothing is shown.

@@ -156,7 +156,7 @@ class Trunk:
         """What to run, in a fixed order that mixes the texts; the first is held out.
 
         So the first jobs are enough for a short training if time is limited. Pieces of text and
-        prompts take turns.
+        prompts are interleaved.
         """
         kinds = []
         if texts.texts:
@@ -166,8 +166,8 @@ class Trunk:
         if texts.prompts:
             jobs = list(self._answers(texts.prompts))
             kinds.append(_held_out_first(jobs, "prompts", len(texts.prompts)))
-        turns = itertools.zip_longest(*kinds)
-        return [job for turn in turns for job in turn if job is not None]
+        together = itertools.zip_longest(*kinds)
+        return [job for some in together for job in some if job is not None]
 
     def _pieces(self, texts: Sequence[str]) -> Iterator[Job]:
         length = self._settings.length

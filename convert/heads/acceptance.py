@@ -104,7 +104,7 @@ def check_acceptance(
     trunk: Path | None = None,
     elsewhere: float = 0.0,
 ) -> AcceptanceCheck:
-    """Measure a finished file as `record_acceptance` does; if that fails, the reason is returned."""
+    """Measure a finished file as `record_acceptance` does; if that fails, return the reason."""
     model, head = trunk or path, path if trunk else None
     try:
         from mtp_gguf.native.checks.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415

@@ -310,7 +310,7 @@ def test_a_short_time_is_enough_for_a_short_training(demo: Path, tmp_path: Path)
         assert (len(train), len(held_out)) == (kinds, kinds)
 
 
-def test_texts_and_answers_take_turns(demo: Path) -> None:
+def test_texts_and_answers_are_interleaved(demo: Path) -> None:
     texts, prompts = Texts((TEXT[:3000],)), Texts(prompts=("def f():\n", "class A:\n"))
     with Trunk(demo, SETTINGS, 1, 0) as trunk:
         read, answered = trunk.jobs(texts), trunk.jobs(prompts)
