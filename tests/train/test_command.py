@@ -97,9 +97,9 @@ def test_a_head_that_knows_other_texts_is_no_wrong_one(
 ) -> None:
     """The corpus of all files, which it was not trained for, says little of it."""
     monkeypatch.delenv(VARIABLE)
-    fields = trained(demo, text, tmp_path / "tuned.gguf", "--least-acceptance", 0.8)
+    fields = trained(demo, text, tmp_path / "tuned.gguf", "--least-acceptance", 0.65)
     taught, share = fields["acceptance"]["after"][0], fields["stored_acceptance"]["share"]
-    assert share < 0.8 < taught
+    assert share < 0.65 < taught
     (warning,) = fields["warnings"]
     assert warning.startswith(f"{share:.0%} of first drafts are accepted")
     assert f"of the texts that the head was trained for, {taught:.0%} are" in warning
