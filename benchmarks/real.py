@@ -6,9 +6,9 @@
 FOLDER has GGUF files of architectures that `mtp-gguf carry` knows, such as a Qwen2.5 of its
 publisher. For each of them `mtp-gguf train-head` makes FOLDER/heads/NAME.gguf, a carrier with a new
 head, unless the file exists: on --text (by default packages of this Python's standard library) and
-on answers to --prompts (by default questions about the functions there). A carrier computes what
-its original does (tests/gguf_tools/test_carrier.py holds that for the files of a folder), so its
-speed without drafts is that of the model as its publisher packed it.
+on answers to --prompts (by default questions about functions there and other things). A carrier
+computes what its original does (tests/gguf_tools/test_carrier.py holds that for the files of a
+folder), so its speed without drafts is that of the model as its publisher packed it.
 
 Each of these is then run on the carrier, and its output kept in FOLDER/results/NAME-WHAT.txt, which
 is not measured again:
@@ -95,7 +95,7 @@ def with_head(model: Path, minutes: float, texts: list[Path], prompts: Path, thr
         made.parent.mkdir(exist_ok=True)
         words = ("train-head", model, "-o", made, "--minutes", minutes, "--fastmtp", 8192)
         more = ("--steps", 2, "--tokens", 1_000_000, "--threads", threads)
-        more += ("--chart", made.with_suffix(".png"), "--overwrite")
+        more += ("--chart", made.with_suffix(".png"))
         data = ("--prompt-file", prompts, "--text", *texts)
         subprocess.run(["mtp-gguf", *map(str, (*words, *more, *data))], check=True)
     return made

@@ -171,10 +171,8 @@ def train_head(
     path = local_gguf(str(model), with_head=False, say=progress.download).path
     check_output(target, [path, *files], overwrite)
     picture = None if chart is None else output_file(str(chart))
-    if picture is not None:
-        if picture.absolute() == target.absolute():
-            raise OptionError(f"--chart: expected another file than the output, found {chart}")
-        check_output(picture, [path, *files], overwrite)
+    if picture is not None and picture.absolute() == target.absolute():
+        raise OptionError(f"--chart: expected another file than the output, found {chart}")
     if gpu_layers:
         from mtp_gguf.native.libraries.offload import usable_gpu_layers  # noqa: PLC0415  (loads llama.cpp)
 
@@ -208,6 +206,8 @@ def train_head(
         chart=picture,
         progress=progress,
     )
+    if picture is not None:  # that of an interrupted run, which goes on, is drawn anew
+        check_output(picture, [path, *files], overwrite or job.has_checkpoint)
     figures = run(job)
     check = None
     if job.stores_acceptance:

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from mtp_gguf.convert.heads.draft_vocabulary import DraftVocabulary, rank_by_cou
 from mtp_gguf.convert.heads.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
 from mtp_gguf.convert.plans.precision import parse_tensor_type
-from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.new_file import write_file
 from mtp_gguf.gguf_tools.files.output import OutputFile
@@ -57,6 +57,7 @@ from .dataset import INDEX_NAME, Sample, make_folder, open_data, remove_data, sp
 from .measure import Acceptance, measure_file
 from .trainer import (
     CHECKPOINT_NAME,
+    Evaluation,
     Outcome,
     State,
     Trainer,
@@ -125,6 +126,11 @@ class Job:
     def folder(self) -> Path:
         """The folder for states and checkpoints."""
         return self.work or self.target.with_name(f"{self.target.name}.train")
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a training began in the folder, and drew its chart."""
+        return (self.folder / CHECKPOINT_NAME).exists()
 
     @property
     def cores(self) -> int:
@@ -414,16 +420,23 @@ def _trained(
             if len(state.evaluations) > told:
                 told = len(state.evaluations)
                 job.progress.say(f"after {duration(last.seconds)}: accepts {rates}")
-                if job.chart is not None:
-                    draw_training(state.evaluations, job.chart)
+                _draw(job, state.evaluations)
             memory = human_bytes(process_memory.peak_memory())
             text = f"step {state.step}, loss {state.loss:.3f}, accepts {rates}, {memory} of memory"
             show(state.share, text)
 
         outcome = trainer.run(progress)
-    if job.chart is not None:
-        draw_training(outcome.history, job.chart)
+    _draw(job, outcome.history)
     return outcome
+
+
+def _draw(job: Job, evaluations: Sequence[Evaluation]) -> None:
+    """Draw the chart, if one was asked for. Hours of training do not end because it fails."""
+    if job.chart is not None:
+        try:
+            draw_training(evaluations, job.chart)
+        except OutputError as error:
+            job.progress.say(str(error))
 
 
 # -------------------------------------------------------------------------- the results

@@ -217,6 +217,26 @@ def test_texts_and_answers_teach_one_head(demo: Path, text: Path, tmp_path: Path
     assert (tmp_path / "made.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_chart_that_cannot_be_written_ends_no_training(
+    demo: Path, text: Path, tmp_path: Path
+) -> None:
+    chart = tmp_path / f"{'x' * 245}.png"  # its unfinished file has a longer name than there can be
+    made, words = tmp_path / "made.gguf", ("--text", text, "--chart", chart, "--no-check")
+    result = invoke("train-head", demo, *words, "-o", made, *FAST)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    assert f"{chart.name}: " in result.stderr
+    assert made.exists()
+    assert not chart.exists()
+
+
+def test_a_chart_of_something_else_stays(demo: Path, text: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "other.png"
+    chart.write_text("x")
+    words = ("--text", text, "-o", tmp_path / "made.gguf", "--chart", chart)
+    refused(tmp_path, "train-head", demo, *words, words=("exists; pass --overwrite",))
+    assert chart.read_text() == "x"
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ["same.gguf", "mtp-same.gguf", "mtp.safetensors"])
 @pytest.mark.parametrize("start", ["own", "another"])
@@ -451,7 +471,8 @@ def test_minutes_are_a_budget(demo: Path, text: Path, tmp_path: Path) -> None:
 def test_a_killed_command_goes_on(demo: Path, text: Path, tmp_path: Path) -> None:
     """It is killed after the first checkpoint; then the same command writes the same bytes."""
     target = tmp_path / "out.gguf"
-    words = ("train-head", demo, "--text", text, "-o", target, *FAST, "--epochs", 14)
+    chart = ("--chart", tmp_path / "out.png")
+    words = ("train-head", demo, "--text", text, "-o", target, *FAST, "--epochs", 14, *chart)
     process = spawn(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     checkpoint = tmp_path / "out.gguf.train" / "checkpoint.pt"
     deadline = time.monotonic() + PATIENCE
@@ -463,7 +484,9 @@ def test_a_killed_command_goes_on(demo: Path, text: Path, tmp_path: Path) -> Non
     process.wait()
     assert not target.exists()
     left = torch.load(checkpoint, weights_only=True)["done"]["step"]
-    fields = trained(demo, text, target, "--epochs", 14)
+    chart[1].touch()  # it is killed before or after it draws
+    fields = trained(demo, text, target, "--epochs", 14, *chart)
+    assert chart[1].stat().st_size > 0
     assert 0 < left < fields["steps"]
     whole = trained(demo, text, tmp_path / "whole.gguf", "--epochs", 14)
     assert [h["step"] for h in fields["acceptance"]["history"]] == [
