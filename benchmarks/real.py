@@ -121,6 +121,8 @@ def main() -> None:
     parser.add_argument("--budget", default="20m")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    if not args.folder.is_dir():
+        parser.error(f"expected a folder with GGUF files, found {args.folder}")
     threads = ("--threads", args.threads)
     texts, prompts = args.text or standard_library(), args.prompts
     if prompts is None:
