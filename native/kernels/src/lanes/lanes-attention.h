@@ -93,7 +93,7 @@ LANES_INLINE void mix_rows(int64_t d, const char * v, size_t stride, int64_t nr,
     }
     for (int64_t r = 0; r < nr; r++) {
         const T * row = (const T *) (v + r * stride);
-        fetch<K * V::floats * sizeof(T) / float_row<T>::per>((const char *) (row + d / float_row<T>::per) + V::mix_block * stride);
+        fetch<K * V::floats * sizeof(T) / float_row<T>::per, 2>((const char *) (row + d / float_row<T>::per) + V::mix_block * stride);
         typename V::F vk[K];
         load_floats<V, T, K>(row, (size_t) d, vk);
         LANES_UNROLL
@@ -117,7 +117,7 @@ LANES_INLINE void mix_rows(int64_t d, const char * v, size_t stride, int64_t nr,
 // The next floats are taken from the same V::mix_block rows, while these are in the L1 cache.
 template <class V, class T, int M>
 void mix_columns(int64_t n, const char * v, size_t stride, int64_t nr, const float * const * p, float * const * dst) {
-    constexpr int K = V::float_rows;
+    constexpr int K = M > 4 ? V::float_rows * 4 / M : V::float_rows;
     for (int64_t r = 0; r < nr; r += V::mix_block) {
         const char * at = v + r * stride;
         const int64_t here = nr - r < V::mix_block ? nr - r : V::mix_block;
@@ -138,6 +138,10 @@ void mix_columns(int64_t n, const char * v, size_t stride, int64_t nr, const flo
 
 template <class V, class T>
 void attention_mix(int64_t n, const char * v, size_t stride, int64_t nr, const float * const * p, float * const * dst, int nc) {
+    constexpr int most = most_columns<V, T>;
+    for (; nc >= most; nc -= most, p += most, dst += most) {
+        mix_columns<V, T, most>(n, v, stride, nr, p, dst);
+    }
     for (; nc > 4; nc -= 4, p += 4, dst += 4) {
         mix_columns<V, T, 4>(n, v, stride, nr, p, dst);
     }

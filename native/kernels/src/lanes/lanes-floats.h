@@ -60,7 +60,7 @@ template <class V, class T, int K> LANES_INLINE void load_floats(const T * row, 
 
 // What float_sums prefetches: nothing; the next rows, which follow these in memory; or the rows so many bytes from these, which
 // have others between them, as the keys of one head: a line of each in each step, until these rows are over. All lines at once
-// would wait for each other.
+// would wait for each other. They are half of an L1 cache away, which has other data too: the L2 cache keeps them.
 struct no_fetch {
     template <class V, class T, int R> LANES_ALWAYS void lines(const T * const *, int64_t) const {}
 };
@@ -79,7 +79,7 @@ struct fetch_strided {
         if (k / step * 64 < n / float_row<T>::per * (int64_t) sizeof(T)) {
             LANES_UNROLL
             for (int r = 0; r < R; r++) {
-                fetch<64>((const char *) w[r] + bytes + k / step * 64);
+                fetch<64, 2>((const char *) w[r] + bytes + k / step * 64);
             }
         }
     }
@@ -183,11 +183,17 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
     }
 }
 
-// Four columns at a time: the registers hold no more sums.
+// Columns at a time, with which the registers hold the sums of V::float_rows rows; for quants, each conversion of which is more
+// work, twice as many with half of the rows, where these are four.
+template <class V, class T> constexpr int most_columns = float_row<T>::per > 1 && V::float_rows == 4 ? 8 : 4;
+
 template <class V, class T>
 void float_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
                    reading how) {
-    constexpr int R = V::float_rows;
+    constexpr int R = V::float_rows, most = most_columns<V, T>;
+    for (; nc >= most; nc -= most, cols += most, dst += most) {
+        float_rows<V, T, R * 4 / most, most>(n, w, stride, nr, cols, dst, how);
+    }
     for (; nc > 4; nc -= 4, cols += 4, dst += 4) {
         float_rows<V, T, R, 4>(n, w, stride, nr, cols, dst, how);
     }
