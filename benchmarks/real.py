@@ -5,8 +5,9 @@
 
 FOLDER has GGUF files of architectures that `mtp-gguf carry` knows, such as a Qwen2.5 of its
 publisher. For each of them `mtp-gguf train-head` makes FOLDER/heads/NAME.gguf, a carrier with a new
-head, unless the file exists: on --text (by default packages of this Python's standard library) and
-on answers to --prompts (by default questions about functions there and other things). A carrier
+head, unless the file exists: on --text (by default packages of this Python's standard library, the
+texts of its `help` and a list of its functions as JSON) and on answers to --prompts (by default
+questions about functions there and other things, records and stories). A carrier
 computes what its original does (tests/gguf_tools/test_carrier.py holds that for the files of a
 folder), so its speed without drafts is that of the model as its publisher packed it.
 
@@ -16,17 +17,23 @@ is not measured again:
 - decode: decode.py, speed by depth and where a cycle's time goes
 - stock: stock_drafting.py, llama-cpp-python's own libraries, without and with our kernels
 - bench: `mtp-gguf bench`, no drafting, each depth, auto and drafts from the text, by kind of prompt
-- server: server.py, with --stock: draft-mtp of that server and of ours on the very same file
+- lookup: lookup.py, drafts from the text in answers that repeat most of the prompt
+- load: load.py, while other programs need the CPUs
+- server, with --stock: server.py, draft-mtp of that server and of ours on the very same file
+- sessions, with --stock: server_sessions.py, long conversations with and without --session-dir
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
+import pydoc_data.topics
 import random
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.heads.nextn import CARRIED
@@ -43,13 +50,17 @@ QUESTIONS = (
     "Describe in a few words when somebody would call this, and what it costs:",
     "How would you write this in JavaScript?",
     "Make this shorter without changing what it does:",
+    "Give the first parameter a better name and change nothing else. Only the code:",
+    "Describe this function as a JSON object with its name, parameters and result:",
 )
 SHORTEST, LONGEST = 100, 800  # characters of a function in a question
-ASKED = 600
-CHAT = (
+ASKED = 720
+ABOUT = (
     "What is {}? Answer in a short paragraph.",
     "I have never heard of {}. Where do I start?",
     "List five common mistakes with {} and how to avoid them.",
+    "Write a short story in which {} matters.",
+    "Write a JSON array of five records that have to do with {}, each with the same five keys.",
 )
 TOPICS = """
     a hash table; recursion; a mutex; unit testing; version control; a database index; an
@@ -69,23 +80,45 @@ def standard_library() -> list[Path]:
     return [path for name in MODULES for path in sorted((folder / name).glob("*.py"))]
 
 
-def questions() -> list[str]:
-    """Return questions about functions of those packages and other things, a paragraph each."""
-    found = []
+def functions() -> Iterator[tuple[Path, ast.FunctionDef, str]]:
+    """Yield the file, definition and source of each function of those packages."""
     for path in standard_library():
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
-                code = ast.get_source_segment(text, node) or ""
-                # A blank line would end the paragraph.
-                code = "\n".join(line for line in code.splitlines() if line.strip())
-                if SHORTEST < len(code) < LONGEST:
-                    found.append(code)
+                yield path, node, ast.get_source_segment(text, node) or ""
+
+
+def questions() -> list[str]:
+    """Return questions about those functions and other things, a paragraph each."""
+    # A blank line would end the paragraph.
+    sources = ("\n".join(filter(str.strip, code.splitlines())) for _, _, code in functions())
+    found = [code for code in sources if SHORTEST < len(code) < LONGEST]
     shuffle = random.Random(1)
     chosen = shuffle.sample(found, ASKED)
     asked = [f"{QUESTIONS[i % len(QUESTIONS)]}\n{code}" for i, code in enumerate(chosen)]
-    asked += [form.format(topic) for topic in " ".join(TOPICS.split()).split("; ") for form in CHAT]
+    topics = " ".join(TOPICS.split()).split("; ")
+    asked += [form.format(topic) for topic in topics for form in ABOUT]
     return shuffle.sample(asked, len(asked))
+
+
+def texts(folder: Path) -> list[Path]:
+    """Write prose and JSON of this Python into a folder; return them and its packages' files."""
+    folder.mkdir(exist_ok=True)
+    prose, records = folder / "help.txt", folder / "functions.json"
+    prose.write_text("\n\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
+    described = [
+        {
+            "module": f"{path.parent.name}.{path.stem}",
+            "name": node.name,
+            "parameters": [argument.arg for argument in node.args.args],
+            "lines": code.count("\n") + 1,
+            "summary": (ast.get_docstring(node) or "").partition("\n")[0] or None,
+        }
+        for path, node, code in functions()
+    ]
+    records.write_text(json.dumps(described[::4], indent=2), encoding="utf-8")
+    return [*standard_library(), prose, records]
 
 
 def with_head(model: Path, minutes: float, texts: list[Path], prompts: Path, threads: int) -> Path:
@@ -124,7 +157,7 @@ def main() -> None:
     if not args.folder.is_dir():
         parser.error(f"expected a folder with GGUF files, found {args.folder}")
     threads = ("--threads", args.threads)
-    texts, prompts = args.text or standard_library(), args.prompts
+    given, prompts = args.text or texts(args.folder / "texts"), args.prompts
     if prompts is None:
         prompts = args.folder / "questions.txt"
         prompts.write_text("\n\n".join(questions()) + "\n", encoding="utf-8")
@@ -132,15 +165,19 @@ def main() -> None:
         with open_model(model) as opened:
             if opened.architecture not in CARRIED:
                 continue
-        made = with_head(model, args.minutes, texts, prompts, args.threads)
+        made = with_head(model, args.minutes, given, prompts, args.threads)
         runs: dict[str, list[object]] = {
             "decode": [sys.executable, HERE / "decode.py", made, *threads],
             "stock": [sys.executable, HERE / "stock_drafting.py", made, *threads],
             "bench": ["mtp-gguf", "bench", made, "--budget", args.budget, *threads],
+            "lookup": [sys.executable, HERE / "lookup.py", "--model", made, *threads],
+            "load": [sys.executable, HERE / "load.py", made, *threads],
         }
         if args.stock:
-            server = [sys.executable, HERE / "server.py", made, "--stock", args.stock, *threads]
-            runs["server"] = server
+            other = (made, "--stock", args.stock, *threads)
+            work = args.folder / "sessions" / model.stem
+            runs["server"] = [sys.executable, HERE / "server.py", *other]
+            runs["sessions"] = [sys.executable, HERE / "server_sessions.py", *other, "--work", work]
         for name, command in runs.items():
             measure(command, args.folder / "results" / f"{model.stem}-{name}.txt")
 

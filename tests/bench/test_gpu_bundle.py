@@ -11,6 +11,8 @@ import venv
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 from mtp_gguf.server.patches import read_patches
 from support.commands import run_python
 
@@ -38,6 +40,7 @@ def test_packages_are_those_that_torch_and_transformers_do_not_bring() -> None:
     assert found["psutil"] == version("psutil")
 
 
+@pytest.mark.thorough
 def test_a_bundle_is_all_that_a_check_needs(patched_server: Path, tmp_path: Path) -> None:
     """Made of libraries for the CPU, and run by another Python than this environment's."""
     bundle, there = tmp_path / "bundle", tmp_path / "there"

@@ -73,8 +73,10 @@ def as_kept(values: Floats, cache: str) -> npt.NDArray[np.float64]:
     return dequantize(quantize(values, kind), kind).reshape(values.shape).astype(np.float64)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("lanes", ["", "avx2", "0"])
+@pytest.mark.sample(12)
+@pytest.mark.parametrize(
+    "lanes", ["", *(pytest.param(other, marks=pytest.mark.thorough) for other in ("avx2", "0"))]
+)
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_attention_is_that_of_float64(sweep: Sweep, lanes: str, cache: str, length: int) -> None:
@@ -109,6 +111,7 @@ def test_errors_are_within_the_budget_of_ggml(found: Arrays) -> None:
         assert (error[~zero] / power[~zero]).mean() <= MAX_NMSE, key
 
 
+@pytest.mark.thorough
 def test_quants_have_the_same_bits_on_every_instruction_set(sweep: Sweep) -> None:
     best, lower = sweep(""), sweep(LOWER)
     if best["lanes"] == lower["lanes"]:
@@ -141,6 +144,7 @@ def test_every_code_and_scale_of_blocks_of_64_is_that_of_ggml(found: Arrays, nam
         np.testing.assert_array_equal(batch, 127 * exact)
 
 
+@pytest.mark.thorough
 def test_without_the_kernels_ggml_computes_as_before(sweep: Sweep) -> None:
     best, off = sweep(""), sweep("0")
     assert off["lanes"] == ""

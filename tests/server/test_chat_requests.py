@@ -102,6 +102,7 @@ def test_a_stream_is_the_whole_answer_in_parts(name: str, port: int, python: MTP
         assert rows.keys() <= {NO_VALUE}, rows
 
 
+@pytest.mark.thorough
 def test_each_difference_is_in_the_docs_and_exists(port: int, python: MTPLlama) -> None:
     assert {*rows_of_the_docs()} == {*EVERYWHERE, *DIFFERENT, NO_FORMAT}
     seen: set[str] = set()

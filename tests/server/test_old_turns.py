@@ -100,7 +100,7 @@ def test_whole_turns_are_left_out(n: int, calls: bool, port: int, python: Any) -
         assert length > ROOM - ROOM // 4 - 80
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 def test_what_remains_is_in_the_cache(port: int, python: Any) -> None:
     """A growing chat loses turns seldom; in between only what is new is read."""
     for program in ("server", "python"):

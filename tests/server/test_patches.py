@@ -82,7 +82,7 @@ def test_the_patches_name_no_author_and_no_machine() -> None:
         assert b"/tmp/" not in patch.data
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.upstream
 @pytest.mark.parametrize("name", base_names())
 def test_the_patches_apply_and_are_as_their_commits_make_them(name: str) -> None:

@@ -197,6 +197,7 @@ def test_the_models_own_answers_and_a_head_alone(models: Models, tmp_path: Path)
     )
 
 
+@pytest.mark.thorough
 def test_texts_and_answers_teach_one_head(demo: Path, text: Path, tmp_path: Path) -> None:
     """And each evaluation is told of and drawn; the last one is the result."""
     prompts = tmp_path / "prompts.txt"
@@ -449,6 +450,7 @@ def test_too_little_memory_or_disk(
     refused(tmp_path, *target, words=("are free on its disk", "smaller --tokens"))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP, which says what it does")
 def test_threads_sleep_where_they_wait(demo: Path, text: Path, tmp_path: Path) -> None:
     """Unless the user has said something else."""
