@@ -1,6 +1,7 @@
 """Measure decoding speed by depth, and where each cycle's time goes.
 
     python benchmarks/decode.py MODEL.gguf [--depths 0,1,2,3] [--threads 2] [--server PATH]
+        [--prompts KINDS]
     python benchmarks/decode.py --dial 4b --work FOLDER [...]
 
 Depths are interleaved within one run, so that a slow minute affects all of them. The table shows
@@ -9,8 +10,10 @@ cycle divided by the measured time of verification. With --server, llama-server'
 the same prompt of token ids at the same depths, interleaved with ours; the cost of its drafts is
 its cycle minus our verification, which is the same work.
 
-Meant for synthetic models (benchmarks/dial_model.py), whose acceptance rate is known; any GGUF with
-a head works. --dial first builds such a model, with a Q4_K_M base, an F16 head and a FastMTP
+Meant for synthetic models (benchmarks/dial_model.py), whose acceptance rate is known, and which
+continue a prompt of random tokens. For a real model, --prompts names kinds of the prompts of
+`mtp-gguf bench`, such as code,chat: the first of each is answered, and speeds are those of all
+answers together. --dial first builds such a model, with a Q4_K_M base, an F16 head and a FastMTP
 vocabulary, and deletes the checkpoint that it is converted from. The 4B shape takes 10 GB of disk
 and 15 GB of memory for a minute, afterwards 3 GB of disk, and 3 GB of memory for each depth and
 side (with --one-at-a-time: for one).
@@ -38,8 +41,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dial_model import SHAPES, Hit, write_dial_model
 
+from mtp_gguf.bench.prompts import CHAT, SETS, parse_sets
+from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.chat.generate import chat_writer
 from mtp_gguf.native.runtime import llama_cpp
+from mtp_gguf.native.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,6 +83,28 @@ def dial_files(shape: str, hit: Hit, work: Path, quants: Sequence[str]) -> list[
 def dial_file(shape: str, hit: Hit, work: Path) -> Path:
     """Return the Q4_K_M of the synthetic model of a shape; build it unless `work` has it."""
     return dial_files(shape, hit, work, ["Q4_K_M"])[0]
+
+
+def prompts_of(model: str | Path, kinds: str) -> list[list[int]]:
+    """Return the first prompt of each of some kinds of `mtp-gguf bench`, as tokens of a model."""
+    with open_model(Path(model)) as opened:
+        template = opened.first.scalar("tokenizer.chat_template")
+    write = chat_writer(template if isinstance(template, str) else None)
+    with Vocabulary(str(model)) as vocabulary:
+        texts = [
+            write(SETS[kind][0]) if kind == CHAT and write else SETS[kind][0]
+            for kind in parse_sets(kinds)
+        ]
+        return [vocabulary.encode(text).tolist() for text in texts]
+
+
+def round_of(llm: MTPLlama, prompts: list[list[int]], n: int) -> dict[str, float]:
+    """Return `one_round` of all prompts: tokens per second of all together, means of the others."""
+    rounds = [one_round(llm, prompt, n) for prompt in prompts]
+    found = {key: statistics.fmean(r[key] for r in rounds) for key in rounds[0]}
+    for key in ("tok_s", "limit_tok_s"):
+        found[key] = statistics.harmonic_mean(r[key] for r in rounds)
+    return found
 
 
 def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:
@@ -164,6 +193,11 @@ def server_round(url: str, prompt: Sequence[int], n: int) -> float:
     return timings["predicted_per_second"]
 
 
+def server_rounds(url: str, prompts: Sequence[Sequence[int]], n: int) -> float:
+    """Return the tokens per second of all prompts together, one after the other."""
+    return statistics.harmonic_mean([server_round(url, prompt, n) for prompt in prompts])
+
+
 def together(url: str, prompts: Sequence[Sequence[int]], n: int) -> float:
     """Return the tokens per second of all clients, from first prompt to last token."""
     began = time.perf_counter()
@@ -189,6 +223,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fastmtp-size", type=int, default=0)
     parser.add_argument("--server", help="llama-server to compare with")
+    parser.add_argument("--prompts", help="kinds of the prompts of bench, for a real model")
     parser.add_argument(
         "--one-at-a-time", action="store_true", help="keep one depth in memory at a time"
     )
@@ -243,11 +278,13 @@ def interleave(
                     server(arguments.server, arguments.model, depth, threads)
                 )
         usable = min(20_000, llm.n_vocab() * 2 // 3)  # no padding, no control tokens
-        prompt = np.random.default_rng(1).integers(0, usable, PROMPT_TOKENS).tolist()
+        prompts = [np.random.default_rng(1).integers(0, usable, PROMPT_TOKENS).tolist()]
+        if arguments.prompts:
+            prompts = prompts_of(arguments.model, arguments.prompts)
         for i in range(arguments.rounds + 1):
             for depth, llm in models.items():
-                mine = one_round(llm, prompt, n)
-                other = server_round(urls[depth], prompt, n) if urls else 0.0
+                mine = round_of(llm, prompts, n)
+                other = server_rounds(urls[depth], prompts, n) if urls else 0.0
                 if i:
                     ours[depth].append(mine)
                     theirs[depth] += [other] if urls else []

@@ -36,6 +36,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from mtp_gguf.bench.prompts import ALL_SETS
 from mtp_gguf.gguf_tools.heads.nextn import CARRIED
 from mtp_gguf.gguf_tools.model import open_model
 
@@ -156,7 +157,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.folder.is_dir():
         parser.error(f"expected a folder with GGUF files, found {args.folder}")
-    threads = ("--threads", args.threads)
+    short = ("--prompts", ALL_SETS, "--tokens", 64)
     given, prompts = args.text or texts(args.folder / "texts"), args.prompts
     if prompts is None:
         prompts = args.folder / "questions.txt"
@@ -166,20 +167,21 @@ def main() -> None:
             if opened.architecture not in CARRIED:
                 continue
         made = with_head(model, args.minutes, given, prompts, args.threads)
-        runs: dict[str, list[object]] = {
-            "decode": [sys.executable, HERE / "decode.py", made, *threads],
-            "stock": [sys.executable, HERE / "stock_drafting.py", made, *threads],
-            "bench": ["mtp-gguf", "bench", made, "--budget", args.budget, *threads],
-            "lookup": [sys.executable, HERE / "lookup.py", "--model", made, *threads],
-            "load": [sys.executable, HERE / "load.py", made, *threads],
+        runs = {
+            "decode": [HERE / "decode.py", made, "--rounds", 3, *short],
+            "stock": [HERE / "stock_drafting.py", made, "--depths", "0,1,2", "--rounds", 2, *short],
+            "bench": ["-m", "mtp_gguf", "bench", made, "--budget", args.budget],
+            "lookup": [HERE / "lookup.py", "--model", made],
+            "load": [HERE / "load.py", made],
         }
         if args.stock:
-            other = (made, "--stock", args.stock, *threads)
+            other = (made, "--stock", args.stock)
             work = args.folder / "sessions" / model.stem
-            runs["server"] = [sys.executable, HERE / "server.py", *other]
-            runs["sessions"] = [sys.executable, HERE / "server_sessions.py", *other, "--work", work]
+            runs["server"] = [HERE / "server.py", *other, "--depths", "1,2", *short]
+            runs["sessions"] = [HERE / "server_sessions.py", *other, "--work", work]
         for name, command in runs.items():
-            measure(command, args.folder / "results" / f"{model.stem}-{name}.txt")
+            whole = [sys.executable, *command, "--threads", args.threads]
+            measure(whole, args.folder / "results" / f"{model.stem}-{name}.txt")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/server.py MODEL.gguf --stock LLAMA_SERVER [--plain MODEL.gguf]
         [--depths 1,2,3] [--part alone|together] [--into ROWS.jsonl] [--side-by-side]
+        [--prompts KINDS]
 
 The patched server is the one from `mtp-gguf build-server`.
 
@@ -15,7 +16,8 @@ this takes the memory of all of them.
 
 MODEL has a FastMTP vocabulary in the layout `ids`, which the stock server ignores; --plain names
 the same model without one, for the patched server. Meant for synthetic models
-(benchmarks/dial_model.py), whose acceptance rate is known.
+(benchmarks/dial_model.py), whose acceptance rate is known; for a real model, --prompts names kinds
+of the prompts of `mtp-gguf bench`, the first of each of which is answered.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from decode import one_round, server, server_round, together
+from decode import prompts_of, round_of, server, server_rounds, together
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.server.build import find_build
@@ -80,6 +82,7 @@ def read_arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--part", choices=PARTS, help="measure only this part")
     parser.add_argument("--side-by-side", action="store_true", help="interleave rows, too")
     parser.add_argument("--into", type=Path, help="read and save rows in this file")
+    parser.add_argument("--prompts", help="kinds of the prompts of bench, for a real model")
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
@@ -97,6 +100,9 @@ def start(
     """Start what a row compares; return functions that measure tokens per second."""
     slots = 1 if part == "alone" else arguments.slots
     prompts = np.random.default_rng(1).integers(0, 20_000, (slots, PROMPT_TOKENS)).tolist()
+    if arguments.prompts:
+        prompts = prompts_of(arguments.model, arguments.prompts)
+        prompts = prompts[:slots] if slots > 1 else prompts
     kinds = {STOCK: (arguments.stock, arguments.model), PATCHED: (patched, arguments.model)}
     if arguments.plain:
         kinds[PLAIN] = (patched, arguments.plain)
@@ -104,7 +110,9 @@ def start(
     for name, (binary, model) in kinds.items():
         more = ["-np", str(slots), "-c", str(slots * CONTEXT)]
         url = stack.enter_context(server(str(binary), str(model), depth, arguments.threads, *more))
-        runs[name] = partial(together if slots > 1 else alone, url, prompts, arguments.tokens)
+        runs[name] = partial(
+            together if slots > 1 else server_rounds, url, prompts, arguments.tokens
+        )
     if slots == 1:
         llm = MTPLlama(
             str(arguments.model),
@@ -114,13 +122,8 @@ def start(
             n_threads_batch=arguments.threads,
         )
         stack.enter_context(closing(llm))
-        runs[SESSION] = lambda: one_round(llm, prompts[0], arguments.tokens)["tok_s"]
+        runs[SESSION] = lambda: round_of(llm, prompts, arguments.tokens)["tok_s"]
     return runs
-
-
-def alone(url: str, prompts: list[list[int]], tokens: int) -> float:
-    """Return the tokens per second of one client, without its prompt."""
-    return server_round(url, prompts[0], tokens)
 
 
 def interleave(runs: dict[int, dict[str, Callable[[], float]]], rounds: int) -> dict[int, Speeds]:

@@ -1,6 +1,7 @@
 """Measure drafting on llama-cpp-python's own libraries, without and with our kernels plugged in.
 
     python benchmarks/stock_drafting.py MODEL.gguf [--depths 0,1,2,3,4] [--rounds 3] [--threads 2]
+        [--prompts KINDS]
 
 Each round runs `decode.py` in a process without and in one with the kernels. The table shows median
 tokens per second by depth, and their ratios to no drafting without the kernels, which is what
@@ -27,6 +28,7 @@ def speeds(arguments: argparse.Namespace, choice: str) -> dict[str, float]:
     command = [sys.executable, str(Path(__file__).with_name("decode.py")), str(arguments.model)]
     command += ["--depths", arguments.depths, "--threads", str(arguments.threads)]
     command += ["--rounds", "2", "--tokens", str(arguments.tokens)]
+    command += ["--prompts", arguments.prompts] if arguments.prompts else []
     environment = {**os.environ, VARIABLE: "stock", "MTP_GGUF_KERNELS": choice}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     results = json.loads(done.stdout.splitlines()[-1])["results"]
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompts", help="as for decode.py")
     arguments = parser.parse_args()
     depths = arguments.depths.split(",")
     found: dict[tuple[str, str], list[float]] = {}
