@@ -1,5 +1,6 @@
 """The built-in prompts, by kind of text. Acceptance differs more between kinds than within one."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import RequestError
@@ -67,6 +68,15 @@ SETS: dict[str, tuple[str, ...]] = {
     ),
 }
 ALL_SETS = ",".join(SETS)
+
+
+def texts_of(kind: str, write_chat: Callable[[str], str] | None) -> tuple[str, ...]:
+    """Return the prompts of a kind as a model reads them.
+
+    write_chat: renders a user's message with the model's chat template; None if it has none.
+    """
+    texts = SETS[kind]
+    return tuple(map(write_chat, texts)) if kind == CHAT and write_chat else texts
 
 
 def parse_sets(text: str) -> list[str]:

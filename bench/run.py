@@ -28,7 +28,7 @@ from .model import BenchModel, Setting
 from .options import COST_DEPTH, BenchOptions
 from .other_programs import OtherPrograms
 from .plan import FULL, Plan
-from .prompts import CHAT, SETS
+from .prompts import texts_of
 from .result import (
     ALL,
     BOTH,
@@ -410,10 +410,7 @@ def _tokenize(model: BenchModel, options: BenchOptions, n_ctx: int) -> Prompts:
     """The prompts of all kinds as token ids; RequestError if one does not fit."""
     prompts: dict[str, list[list[int]]] = {}
     for kind in options.kinds:
-        texts = SETS[kind]
-        if kind == CHAT and model.write_chat:
-            texts = tuple(map(model.write_chat, texts))
-        prompts[kind] = [model.tokenize(text) for text in texts]
+        prompts[kind] = [model.tokenize(text) for text in texts_of(kind, model.write_chat)]
     for name, text in options.own.items():
         prompts[name] = [model.tokenize(text)]
     most = n_ctx - (options.tokens or FULL.tokens) - max(options.contexts) - 1

@@ -34,7 +34,7 @@ from .interleaved import rotated
 from .model import BenchModel, Setting
 from .other_programs import OtherPrograms
 from .plan import FULL, Amount, Plan, Task, make_plan
-from .prompts import CHAT, SETS
+from .prompts import SETS, texts_of
 from .search import Search, SearchResult, Space
 
 COST_BLOCKS = 3
@@ -279,13 +279,8 @@ def _setting(settings: DraftSettings, model: BenchModel) -> Setting:
 
 def _prompts(model: BenchModel, options: TuneOptions) -> list[list[int]]:
     """The first prompt of each kind and the user's own, cut to the end that fits the context."""
-    out = []
-    for kind in options.kinds:
-        text = SETS[kind][0]
-        if kind == CHAT and model.write_chat:
-            text = model.write_chat(text)
-        out.append(model.tokenize(text))
-    out += [model.tokenize(text) for text in options.own]
+    texts = [texts_of(kind, model.write_chat)[0] for kind in options.kinds]
+    out = [model.tokenize(text) for text in (*texts, *options.own)]
     return [tokens[-LONGEST_PROMPT:] for tokens in out]
 
 

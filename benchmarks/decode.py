@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dial_model import SHAPES, Hit, write_dial_model
 
-from mtp_gguf.bench.prompts import CHAT, SETS, parse_sets
+from mtp_gguf.bench.prompts import parse_sets, texts_of
+from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.chat.generate import chat_writer
@@ -85,17 +86,21 @@ def dial_file(shape: str, hit: Hit, work: Path) -> Path:
     return dial_files(shape, hit, work, ["Q4_K_M"])[0]
 
 
-def prompts_of(model: str | Path, kinds: str) -> list[list[int]]:
+def kinds_of(text: str) -> list[str]:
+    """Parse --prompts, for argparse."""
+    try:
+        return parse_sets(text)
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--prompts: ")) from None
+
+
+def prompts_of(model: str | Path, kinds: Sequence[str]) -> list[list[int]]:
     """Return the first prompt of each of some kinds of `mtp-gguf bench`, as tokens of a model."""
     with open_model(Path(model)) as opened:
         template = opened.first.scalar("tokenizer.chat_template")
     write = chat_writer(template if isinstance(template, str) else None)
     with Vocabulary(str(model)) as vocabulary:
-        texts = [
-            write(SETS[kind][0]) if kind == CHAT and write else SETS[kind][0]
-            for kind in parse_sets(kinds)
-        ]
-        return [vocabulary.encode(text).tolist() for text in texts]
+        return [vocabulary.encode(texts_of(kind, write)[0]).tolist() for kind in kinds]
 
 
 def round_of(llm: MTPLlama, prompts: list[list[int]], n: int) -> dict[str, float]:
@@ -223,7 +228,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--fastmtp-size", type=int, default=0)
     parser.add_argument("--server", help="llama-server to compare with")
-    parser.add_argument("--prompts", help="kinds of the prompts of bench, for a real model")
+    parser.add_argument(
+        "--prompts", type=kinds_of, help="kinds of the prompts of bench, for a real model"
+    )
     parser.add_argument(
         "--one-at-a-time", action="store_true", help="keep one depth in memory at a time"
     )

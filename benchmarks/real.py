@@ -7,9 +7,11 @@ FOLDER has GGUF files of architectures that `mtp-gguf carry` knows, such as a Qw
 publisher. For each of them `mtp-gguf train-head` makes FOLDER/heads/NAME.gguf, a carrier with a new
 head, unless the file exists: on --text (by default packages of this Python's standard library, the
 texts of its `help` and a list of its functions as JSON) and on answers to --prompts (by default
-questions about functions there and other things, records and stories). A carrier
-computes what its original does (tests/gguf_tools/test_carrier.py holds that for the files of a
-folder), so its speed without drafts is that of the model as its publisher packed it.
+questions about functions there and other things, records and stories). A carrier computes what its
+original does (tests/gguf_tools/test_carrier.py holds that for the files of a folder), so its speed
+without drafts is that of the model as its publisher packed it.
+
+It needs `pip install ".[train]"` and the llama-server of `mtp-gguf build-server`.
 
 Each of these is then run on the carrier, and its output kept in FOLDER/results/NAME-WHAT.txt, which
 is not measured again:

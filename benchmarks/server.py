@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from decode import prompts_of, round_of, server, server_rounds, together
+from decode import kinds_of, prompts_of, round_of, server, server_rounds, together
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.server.build import find_build
@@ -82,7 +82,9 @@ def read_arguments() -> tuple[argparse.Namespace, Path]:
     parser.add_argument("--part", choices=PARTS, help="measure only this part")
     parser.add_argument("--side-by-side", action="store_true", help="interleave rows, too")
     parser.add_argument("--into", type=Path, help="read and save rows in this file")
-    parser.add_argument("--prompts", help="kinds of the prompts of bench, for a real model")
+    parser.add_argument(
+        "--prompts", type=kinds_of, help="kinds of the prompts of bench, for a real model"
+    )
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
@@ -102,7 +104,8 @@ def start(
     prompts = np.random.default_rng(1).integers(0, 20_000, (slots, PROMPT_TOKENS)).tolist()
     if arguments.prompts:
         prompts = prompts_of(arguments.model, arguments.prompts)
-        prompts = prompts[:slots] if slots > 1 else prompts
+        if slots > 1:
+            prompts = [prompts[i % len(prompts)] for i in range(slots)]
     kinds = {STOCK: (arguments.stock, arguments.model), PATCHED: (patched, arguments.model)}
     if arguments.plain:
         kinds[PLAIN] = (patched, arguments.plain)

@@ -18,6 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from decode import kinds_of
+
 from mtp_gguf.native.runtime import VARIABLE
 
 VARIANTS = {"without kernels": "0", "with kernels": ""}  # values of MTP_GGUF_KERNELS
@@ -28,7 +30,7 @@ def speeds(arguments: argparse.Namespace, choice: str) -> dict[str, float]:
     command = [sys.executable, str(Path(__file__).with_name("decode.py")), str(arguments.model)]
     command += ["--depths", arguments.depths, "--threads", str(arguments.threads)]
     command += ["--rounds", "2", "--tokens", str(arguments.tokens)]
-    command += ["--prompts", arguments.prompts] if arguments.prompts else []
+    command += ["--prompts", ",".join(arguments.prompts)] if arguments.prompts else []
     environment = {**os.environ, VARIABLE: "stock", "MTP_GGUF_KERNELS": choice}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     results = json.loads(done.stdout.splitlines()[-1])["results"]
@@ -42,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--prompts", help="as for decode.py")
+    parser.add_argument("--prompts", type=kinds_of, help="as for decode.py")
     arguments = parser.parse_args()
     depths = arguments.depths.split(",")
     found: dict[tuple[str, str], list[float]] = {}

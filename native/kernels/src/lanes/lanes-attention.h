@@ -114,7 +114,8 @@ LANES_INLINE void mix_rows(int64_t d, const char * v, size_t stride, int64_t nr,
     }
 }
 
-// The next floats are taken from the same V::mix_block rows, while these are in the L1 cache.
+// The next floats are taken from the same V::mix_block rows, while these are in the L1 cache. The next rows, as many again, are
+// prefetched into the L2 cache, because both may be more than the L1 cache has.
 template <class V, class T, int M>
 void mix_columns(int64_t n, const char * v, size_t stride, int64_t nr, const float * const * p, float * const * dst) {
     constexpr int K = M > 4 ? V::float_rows * 4 / M : V::float_rows;

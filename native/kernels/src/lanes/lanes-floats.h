@@ -60,7 +60,7 @@ template <class V, class T, int K> LANES_INLINE void load_floats(const T * row, 
 
 // What float_sums prefetches: nothing; the next rows, which follow these in memory; or the rows so many bytes from these, which
 // have others between them, as the keys of one head: a line of each in each step, until these rows are over. All lines at once
-// would wait for each other. They are half of an L1 cache away, which has other data too: the L2 cache keeps them.
+// would wait for each other. They go to the L2 cache, as so many bytes may be half of the L1 cache.
 struct no_fetch {
     template <class V, class T, int R> LANES_ALWAYS void lines(const T * const *, int64_t) const {}
 };
@@ -183,8 +183,8 @@ void float_rows(int64_t n, const char * w, size_t stride, int64_t nr, const void
     }
 }
 
-// Columns at a time, with which the registers hold the sums of V::float_rows rows; for quants, each conversion of which is more
-// work, twice as many with half of the rows, where these are four.
+// How many columns are multiplied at a time: the registers hold the sums of four with V::float_rows rows. Quants take longer to
+// convert, so they take twice as many columns with half of the rows, where there are registers for four rows.
 template <class V, class T> constexpr int most_columns = float_row<T>::per > 1 && V::float_rows == 4 ? 8 : 4;
 
 template <class V, class T>
