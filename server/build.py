@@ -594,26 +594,16 @@ def _lock(path: Path, waiting: Report | None = None) -> Iterator[int]:
     """Hold the lock of a build; yields its file descriptor.
 
     waiting: called once before waiting for another process that holds the lock; None to raise a
-    ServerError instead. The system releases the lock when all processes with the descriptor exit.
+    ServerError instead.
     """
-    while True:
-        with path.open("w") as file:
-            if not os_files.lock(file.fileno()):
-                if waiting is None:
-                    raise ServerError(f"{path.stem}: another process is building it") from None
-                waiting("waiting for another process that is building the same")
-                os_files.lock(file.fileno(), wait=True)
-            if _is_there(path, file.fileno()):  # unless `clean` has removed it meanwhile
-                yield file.fileno()
-                return
 
+    def occupied() -> None:
+        if waiting is None:
+            raise ServerError(f"{path.stem}: another process is building it")
+        waiting("waiting for another process that is building the same")
 
-def _is_there(path: Path, fd: int) -> bool:
-    """Whether `path` still names the open file."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False
+    with os_files.held(path, occupied) as fd:
+        yield fd
 
 
 def _run(command: Sequence[str | Path], work: Path, lock: int, report: Report) -> None:

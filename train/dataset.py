@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ from mtp_gguf.gguf_tools.errors import FormatError, OutputError, RequestError
 from mtp_gguf.gguf_tools.files.torch_file import open_weights
 
 INDEX_NAME = "data.json"
+LOCK_NAME = "lock"
 SHARD_BYTES = 64 << 20
 # A slow trunk fills a shard in an hour; a killed run loses no more than this.
 _SHARD_SECONDS = 60.0
@@ -178,14 +178,12 @@ def open_data(folder: Path, width: int) -> list[Sample]:
 
 
 def remove_data(folder: Path, *others: str) -> None:
-    """Remove the files of a folder of samples, and the folder if nothing else is in it.
+    """Remove the files of a folder of samples.
 
     others: names of more files to remove.
     """
     for path in [*folder.glob("shard-*"), *(folder / name for name in (INDEX_NAME, *others))]:
         path.unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def split_data(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:

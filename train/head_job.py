@@ -2,10 +2,11 @@
 
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -41,7 +42,7 @@ from mtp_gguf.gguf_tools.heads.fastmtp import default_size
 from mtp_gguf.gguf_tools.heads.nextn import CARRIED
 from mtp_gguf.gguf_tools.heads.transplant import head_alone, with_head
 from mtp_gguf.gguf_tools.hub.resolve import names_gguf, open_any_model
-from mtp_gguf.gguf_tools.machine import process_memory, processors
+from mtp_gguf.gguf_tools.machine import os_files, process_memory, processors
 from mtp_gguf.gguf_tools.machine.interrupted import Interrupted, leaves_nothing
 from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.machine.text import duration, human_bytes
@@ -53,7 +54,7 @@ from .block import Weights, fresh_weights, read_weights
 from .chart import draw_training
 from .collect import CollectSettings, Texts, bytes_needed, collect
 from .config import BlockConfig
-from .dataset import INDEX_NAME, Sample, make_folder, open_data, remove_data, split_data
+from .dataset import INDEX_NAME, LOCK_NAME, Sample, make_folder, open_data, remove_data, split_data
 from .measure import Acceptance, measure_file
 from .trainer import (
     CHECKPOINT_NAME,
@@ -149,10 +150,38 @@ def run(job: Job) -> dict[str, Any]:
     torch.set_num_threads(job.cores)
     try:
         check_device(job.device or default_device())
-        with _carried(job) as carried:
+        with _alone(job), _carried(job) as carried:
             return _run(carried)
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """Keep other processes out of the job's folder; it is removed if nothing is left in it."""
+
+    def occupied() -> None:
+        raise OutputError(
+            f"{job.folder}: another training uses this folder; wait until it has ended, or name "
+            "another one with --work"
+        )
+
+    is_users = job.work is not None and job.work.exists()
+    make_folder(job.folder)
+    path = job.folder / LOCK_NAME
+    try:
+        with os_files.held(path, occupied):
+            try:
+                yield
+            finally:
+                with suppress(PermissionError):  # Windows removes no open file
+                    path.unlink()
+    finally:
+        with suppress(OSError):
+            if sys.platform == "win32":
+                path.unlink()
+            if not is_users:
+                job.folder.rmdir()  # unless something is in it
 
 
 @contextmanager

@@ -7,6 +7,8 @@ threads share, so a lock is held meanwhile.
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Held while the position of a descriptor matters.
@@ -78,3 +80,28 @@ def lock(fd: int, *, wait: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def held(path: Path, occupied: Callable[[], None]) -> Iterator[int]:
+    """Hold a lock file, which is made if there is none; yields its descriptor.
+
+    occupied: called where another process holds it, which is then waited for; raises to give up.
+    The system releases the lock when all processes with the descriptor have ended.
+    """
+    while True:
+        with path.open("w") as file:
+            if not lock(file.fileno()):
+                occupied()
+                lock(file.fileno(), wait=True)
+            if _is_there(path, file.fileno()):  # unless the other process has removed it
+                yield file.fileno()
+                return
+
+
+def _is_there(path: Path, fd: int) -> bool:
+    """Whether `path` still names the open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False

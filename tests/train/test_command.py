@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ from mtp_gguf.train import trainer as training
 from mtp_gguf.train.block import read_weights
 from support.carried_models import write_model
 from support.checkpoints import SPECS
-from support.commands import invoke, refused, spawn, succeed
+from support.commands import check_refusal, invoke, refused, spawn, succeed
 from support.gguf_files import edited, loads, value_of
 from support.models import DEMO, Models
 from support.serving import PATIENCE
@@ -487,8 +488,11 @@ def test_a_killed_command_goes_on(demo: Path, text: Path, tmp_path: Path) -> Non
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
+    process.send_signal(signal.SIGSTOP)
+    second = invoke("train-head", demo, "--text", text, "-o", target, *FAST)
     process.kill()
     process.wait()
+    check_refusal(second.exit_code, second.stderr, str(checkpoint.parent), "another training")
     assert not target.exists()
     left = torch.load(checkpoint, weights_only=True)["done"]["step"]
     chart[1].touch()  # it is killed before or after it draws
