@@ -15,8 +15,8 @@ constexpr int64_t kBounds[] = {2, 3, 4, 6, 9, 13, 21}; // lengths at which a buc
 
 // The prior of a bucket, length / (length + kDoubt), weighs as much as kPrior tokens. Evidence decays
 // over kKept tokens of the bucket, so that the end of a copied passage is noticed within about ten
-// tokens. Chosen with benchmarks/lookup.py.
-constexpr double kDoubt = 1.5;
+// tokens. Chosen with benchmarks/lookup.py, kDoubt with text_replay.py.
+constexpr double kDoubt = 2.5;
 constexpr double kPrior = 4;
 constexpr double kKept = 48;
 
