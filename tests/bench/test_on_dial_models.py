@@ -122,6 +122,7 @@ def _first_token(dial: Any, path: Path) -> int:
     return successor
 
 
+@pytest.mark.thorough
 def test_contexts_sizes_and_coverage(dial: Any) -> None:
     """On a file with a draft vocabulary of 300 and more tokens."""
     path = dial.models.gguf("dense-tied", layout="ids")

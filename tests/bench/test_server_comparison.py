@@ -59,6 +59,7 @@ def options(server: LlamaServer, **changes: Any) -> BenchOptions:
     return BenchOptions(**{**small, **changes})
 
 
+@pytest.mark.thorough
 def test_rounds_alternate(dial: Any, server: LlamaServer, events: list[str]) -> None:
     result = run_bench(dial("tiny", hit=0.7), options(server, server_depths=(0, 1)))
     drafting = next(s for s in result.servers if s.depth == 1)
@@ -104,6 +105,7 @@ def test_alone_where_two_do_not_fit(
     assert any("measured alone: both do not fit" in line for line in bench_table(result))
 
 
+@pytest.mark.thorough
 def test_server_that_exits_next_to_our_session_is_measured_alone(
     dial: Any, server: LlamaServer, events: list[str], tmp_path: Path
 ) -> None:

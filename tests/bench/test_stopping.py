@@ -157,6 +157,7 @@ def test_ctrl_c_of_the_command(dial: Any, tmp_path: Path) -> None:
     assert "This benchmark was stopped" in (out / "report.html").read_text("utf-8")
 
 
+@pytest.mark.thorough
 def test_a_folder_of_its_own(dial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = dial("tiny", hit=0.9)

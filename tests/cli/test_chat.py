@@ -246,6 +246,7 @@ def test_messages_are_undone_and_answered_again(demo: Path, tmp_path: Path) -> N
     assert "\nWrite.\n" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_saved_conversation_goes_on(demo: Path, tmp_path: Path) -> None:
     """The answers are those of a conversation that was never saved."""
     whole, start, rest = (tmp_path / f"{name}.json" for name in ("whole", "start", "rest"))
@@ -294,6 +295,7 @@ def test_what_is_no_conversation(content: str | None, words: str, tmp_path: Path
     assert chat.messages is before
 
 
+@pytest.mark.thorough
 def test_the_first_message_as_an_option(demo: Path) -> None:
     expected = piped(demo, f"{QUESTION}\nhello\n", "-n", 8).stdout
     assert piped(demo, "hello\n", "-n", 8, "-p", QUESTION).stdout == expected
@@ -478,6 +480,7 @@ def test_thinking_is_dimmed_and_not_piped(tmp_path: Path) -> None:
         assert "\x1b[2m" in chat.until(PROMPT)
 
 
+@pytest.mark.thorough
 def test_thinking_on_and_off(tmp_path: Path) -> None:
     """With a template like Qwen's, which thinks unless it is told not to."""
     model = with_template(tmp_path, THINKING)
@@ -491,6 +494,7 @@ def test_thinking_on_and_off(tmp_path: Path) -> None:
     assert expected.strip()
 
 
+@pytest.mark.thorough
 def test_a_budget_ends_thinking(tmp_path: Path) -> None:
     """The demo model never ends its thinking by itself."""
     model = with_template(tmp_path, THINKING)

@@ -179,6 +179,7 @@ class TestProgress:
     def test_silent_when_short(self, models: Models, tmp_path: Path) -> None:
         assert not invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf").stderr
 
+    @pytest.mark.thorough
     def test_bar_on_a_terminal(self, tmp_path: Path) -> None:
         spec = Spec("large", hidden=1024, intermediate=3584)
         model = write_repeating(tmp_path / "large", spec)

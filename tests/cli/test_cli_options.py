@@ -105,6 +105,7 @@ class TestSpelling:
         assert "--predict, --n-predict, --max-tokens (--tokens)" in text
         assert "--context" not in text
 
+    @pytest.mark.thorough
     def test_the_model_as_llama_cpp_spells_it(self, model: Path) -> None:
         expected = generated(model, "-p", "-m", "-n", "4")
         for words in (("-m", model), (f"--model={model}",), ("--model", model)):
@@ -128,6 +129,7 @@ class TestSpelling:
             for param in COMMANDS[command].params if command else ():
                 assert all(name in text for name in param.opts if name.startswith("--"))
 
+    @pytest.mark.thorough
     def test_generate_in_both_spellings(self, model: Path) -> None:
         new = generated(model, "-p", "def f", "-n", "6", "--ctx", "64", "--temp", "0.5")
         old = ("--n-predict=6", "--context", "64", "--temperature", "0.5")
@@ -379,6 +381,7 @@ class TestTerminal:
         assert "…" not in plain
         assert all(len(line) <= 40 for line in re.split(r"[\r\n]+", plain))
 
+    @pytest.mark.thorough
     @pytest.mark.sample(1)
     @pytest.mark.parametrize("command", ["tune", "bench"])
     def test_the_plan_is_not_in_the_status_line(self, command: str, model: Path) -> None:
@@ -397,6 +400,7 @@ class TestTerminal:
 
 
 class TestGenerate:
+    @pytest.mark.thorough
     def test_the_prompt_from_a_file_or_standard_input(self, model: Path, tmp_path: Path) -> None:
         text = "def is_prime(n):\n"
         expected = generated(model, "-p", text, "-n", "8")
@@ -420,6 +424,7 @@ class TestGenerate:
         assert asked["prompt_tokens"] >= plain["prompt_tokens"]
         assert asked["text"]
 
+    @pytest.mark.thorough
     def test_grammars(self, model: Path, tmp_path: Path) -> None:
         grammar = tmp_path / "yes.gbnf"
         grammar.write_text('root ::= "yes" | "no"\n')

@@ -862,6 +862,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + 1_000_000, -1))
         check_refusal(process.returncode, stderr, "memory: expected more", "ulimit -v")
         assert not held(output).keys() - {"other.txt"}
 
+    @pytest.mark.thorough
     def test_limited_memory_is_not_spent_on_threads(self, models: Models) -> None:
         """OpenBLAS starts a thread for each processor, with a buffer, when NumPy is imported."""
         limit = """
@@ -898,6 +899,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + {kilobytes * 1000}, -1))
 
 
 class TestInterrupt:
+    @pytest.mark.thorough
     @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         ("number", "options"),

@@ -238,6 +238,7 @@ class TestHead:
         converted(files.models.checkpoint(SMALL), direct, *options)
         assert describe(output / "ours.gguf") == describe(direct)
 
+    @pytest.mark.thorough
     def test_draft_vocabulary_with_a_borrowed_head(self, files: Files, output: Path) -> None:
         options = "--mtp-f16", "--fastmtp", "100", "--fastmtp-layout", "table"
         ours(files.get(BARE), output, "--mtp-from", files.get(SMALL), *options)
@@ -249,6 +250,7 @@ class TestHead:
         differing = {k for k in want.metadata if want.metadata[k] != have.metadata.get(k)}
         assert differing <= {"general.name", "general.basename"}  # after the checkpoint's folder
 
+    @pytest.mark.thorough
     @pytest.mark.sample(1)
     @pytest.mark.parametrize("layout", ["ids", "table", "sidecar"])
     def test_draft_vocabulary_that_is_there(self, layout: str, files: Files, output: Path) -> None:
@@ -302,6 +304,7 @@ class TestRefused:
             output=output,
         )
 
+    @pytest.mark.thorough
     def test_quantized_head(self, files: Files, output: Path) -> None:
         """It may be left out, and then what remains can be quantized."""
         source = files.get(SMALL, "BF16", "--mtp-type", "Q4_K")

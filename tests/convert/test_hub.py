@@ -79,6 +79,7 @@ def index_of(folder: Path) -> dict[str, str]:
 
 
 class TestFetches:
+    @pytest.mark.thorough
     @pytest.mark.sample(1)
     def test_the_same_bytes_as_a_local_folder(
         self, hub: Hub, models: Models, output: Path, tmp_path: Path
@@ -203,6 +204,7 @@ class TestFetches:
         assert {asked.token for asked in hub.requests if MODEL in asked.path} == {TOKEN}
         assert {asked.token for asked in hub.requests if "/cdn/" in asked.path} == {""}
 
+    @pytest.mark.thorough
     def test_on_after_the_connection_was_cut(self, hub: Hub, output: Path) -> None:
         whole = succeeds(hub, output)
         (output / "out.gguf").unlink()

@@ -113,6 +113,7 @@ def test_plans(model: Path, output: Path) -> None:
     assert not [*output.iterdir()]
 
 
+@pytest.mark.thorough
 def test_only_its_shards_from_the_hub(model: Path, output: Path, tmp_path: Path) -> None:
     """--mmproj-only downloads the shards of the tower, a conversion without it the others."""
     name = "somebody/Seeing"
@@ -138,6 +139,7 @@ def test_only_its_shards_from_the_hub(model: Path, output: Path, tmp_path: Path)
             (output / "x.gguf").unlink()
 
 
+@pytest.mark.thorough
 def test_with_all_types_from_one_read_of_the_hub(model: Path, output: Path, tmp_path: Path) -> None:
     name = "somebody/Seeing"
     words = ("--quant", "Q4_K_M", "--also", "Q6_K,Q8_0", "--no-mtp", "--mmproj", "-o", "x.gguf")

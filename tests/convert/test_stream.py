@@ -388,6 +388,7 @@ class TestCommand:
             assert read_stored(model).acceptance is not None
         assert not [path for path in home.rglob("*") if path.suffix == ".safetensors"]
 
+    @pytest.mark.thorough
     def test_is_the_default_without_room(self, hub: Hub, output: Path) -> None:
         no_room = (
             "import shutil; usage = shutil.disk_usage\n"

@@ -236,6 +236,7 @@ def test_llama_cpp_still_crashes(
     assert done.returncode < 0
 
 
+@pytest.mark.thorough
 def test_load_tries_the_model(
     contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

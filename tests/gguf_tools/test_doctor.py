@@ -428,6 +428,7 @@ def matrices(value: float, *names: str) -> Callable[[dict[str, TensorCopy]], Non
     return edit
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("head", ["F16", "Q8_0"])
 def test_a_head_of_zeros(head: str, models: Models, tmp_path: Path, monkeypatch: Any) -> None:

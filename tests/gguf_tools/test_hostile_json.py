@@ -198,6 +198,7 @@ def test_some_values(file: str, bench: Bench) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 def test_every_null_of_the_config(bench: Bench) -> None:
     """What `to_dict()` writes for a value that is not set."""

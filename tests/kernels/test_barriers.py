@@ -65,6 +65,7 @@ def test_threads_see_what_others_wrote_before_a_barrier(program: Path) -> None:
     assert run(program, "graphs", THREADS, 30) == "done\n"
 
 
+@pytest.mark.thorough
 def test_threads_that_wait_sleep(program: Path) -> None:
     """While one is late at a barrier, and for the next graph after that."""
     at_barrier, for_graph = map(float, run(program, "idle", THREADS).split())

@@ -137,6 +137,7 @@ def test_a_table_makes_slow_at_most(multiply: Callable[..., Any], tmp_path: Path
     assert " FAST " in table.read_text("ascii")
 
 
+@pytest.mark.thorough
 def test_foreign_and_damaged_tables_are_measured_anew(
     multiply: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -437,6 +437,7 @@ def test_without_memory_operations_are_left_to_ggml(tmp_path: Path) -> None:
     assert set(left) == {"SCALE of f32 is left to ggml: a small case of it cannot be computed"}
 
 
+@pytest.mark.thorough
 def test_threads_and_forked_children() -> None:
     words = (stock_libraries(), native_library("mtp_kernels"))
     found = json.loads(llama_libraries.run_on(STOCK, "kernels.threads", *words, timeout=300))
@@ -460,6 +461,7 @@ def test_the_library_stays_when_it_is_closed(tmp_path: Path) -> None:
     assert computed > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the paths of x86-64")
 def test_quants_have_the_same_bits_on_every_path() -> None:
     words = (stock_libraries(), native_library("mtp_kernels"))

@@ -81,6 +81,7 @@ def test_unfinished_streams_end_quietly(models: Models) -> None:
     assert json.loads(said) == {}
 
 
+@pytest.mark.thorough
 def test_a_stream_left_early_leaves_the_model_usable(dial: Dial) -> None:
     with load(dial("tiny")) as llm:
         want = text(llm)

@@ -48,6 +48,7 @@ def answers(llm: MTPLlama, response_format: Any, seeds: range) -> list[str]:
     return texts
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", range(len(SCHEMAS)), ids=SCHEMAS)
 def test_texts_of_some_seeds(llm: MTPLlama, number: int) -> None:

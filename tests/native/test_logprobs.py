@@ -63,6 +63,7 @@ def assert_close(got: dict[str, Any], want: dict[str, Any], atol: float = 0.0) -
 # ------------------------------------------------------------------------------- the prompt
 
 
+@pytest.mark.thorough
 @pytest.mark.upstream
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs the `upstream` extra")
 @pytest.mark.filterwarnings("ignore")

@@ -226,6 +226,7 @@ def test_every_truncation_is_refused(models: Models, tmp_path: Path) -> None:
             Head(short)
 
 
+@pytest.mark.thorough
 def test_random_damage_to_the_header_never_crashes(models: Models, tmp_path: Path) -> None:
     """A short run of the fuzz target's idea: a byte changed anywhere in the header."""
     path = models.gguf(layout="table")

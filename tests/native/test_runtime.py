@@ -96,6 +96,7 @@ def test_the_environment_decides_which_libraries_are_loaded(
     assert done.stderr == ""
 
 
+@pytest.mark.thorough
 def test_an_earlier_import_is_kept_with_one_warning() -> None:
     patched_libraries()
     done = python("import llama_cpp\n" + SAY)
@@ -253,6 +254,7 @@ def python_there(site: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(site), sysconfig.get_path("purelib")])}
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["ggml-base", "ggml-cpu", "llama"])
 def test_a_fast_library_that_is_damaged(name: str, installed: Path) -> None:

@@ -585,6 +585,7 @@ while True:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_kill_leaves_a_whole_file(tmp_path: Path, kills: int) -> None:
     path = tmp_path / "a.session"

@@ -107,6 +107,7 @@ def test_no_call_is_read_if_none_is_allowed(llm: MTPLlama) -> None:
         assert found.finish_reason == "length"
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 def test_a_call_that_is_cut_off(llm: MTPLlama) -> None:
     """Wherever it is cut off, the answer is read, and its reason is the length."""

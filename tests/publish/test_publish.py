@@ -104,6 +104,7 @@ def test_published_files_are_those_of_convert(
     assert not hub.received
 
 
+@pytest.mark.thorough
 def test_nothing_is_uploaded_without_being_asked_for(hub: UploadHub, tmp_path: Path) -> None:
     done = publish(hub, tmp_path, "--no-upload")
     assert done.code == 0, done.stderr
@@ -145,6 +146,7 @@ def test_uploaded_files_can_be_removed(hub: UploadHub, tmp_path: Path) -> None:
     assert {*held(tmp_path / "out")} == {"README.md", "release.json"}
 
 
+@pytest.mark.thorough
 def test_files_of_others_are_not_replaced(hub: UploadHub, tmp_path: Path) -> None:
     hub.created, hub.stored = {}, {"theirs.gguf": b"GGUF", "README.md": b"theirs"}
     before = dict(hub.stored)

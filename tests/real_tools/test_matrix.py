@@ -75,6 +75,7 @@ def upstreams(model: Path, imatrix: Path | None, folder: Path) -> Description:
     return describe(theirs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "row",
     [pytest.param(row, id=row.made, marks=[] if row.daily else [pytest.mark.slow]) for row in ROWS],

@@ -366,6 +366,7 @@ add_dependencies(${{first}} compiler)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_us_alone_ends_the_compilers(

@@ -70,6 +70,7 @@ def port(patched_server: Path, strict: Path) -> Iterator[int]:
         yield at
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("name", ANSWERED)
 def test_what_is_valid_is_answered_alike(name: str, port: int, python: MTPLlama) -> None:
     body = ANSWERED[name]
@@ -78,6 +79,7 @@ def test_what_is_valid_is_answered_alike(name: str, port: int, python: MTPLlama)
     assert differing_by_row(found, wanted, body).get("", {}) == {}
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("name", ANSWERED)
 def test_a_stream_is_the_whole_answer_in_parts(name: str, port: int, python: MTPLlama) -> None:
     body = ANSWERED[name]

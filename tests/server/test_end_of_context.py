@@ -53,6 +53,7 @@ def expected(patched_server: Path, dial: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("sessions", [False, True], ids=["", "sessions"])
 @pytest.mark.parametrize("depth", [*range(1, 9), "steps"])

@@ -200,6 +200,7 @@ def test_drafts_after_a_checkpoint(
     follow_from(text, len(prompt), model, log, skips=False)
 
 
+@pytest.mark.thorough
 def test_the_head_is_in_memory_once(
     patched_server: Path, files: Files, tmp_path: Path, free_port: int
 ) -> None:
@@ -224,6 +225,7 @@ def test_the_head_is_in_memory_once(
     assert 0 < without == in_one_graph < in_steps == refused
 
 
+@pytest.mark.thorough
 def test_an_unlikely_draft_is_not_offered(
     patched_server: Path, files: Files, free_port: int
 ) -> None:

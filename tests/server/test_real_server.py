@@ -151,6 +151,7 @@ def test_a_checkpoint_of_another_prompt_is_not_restored(
         assert client.complete(asked)["tokens"] == want
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["ids", "table"])
 def test_spread_over_two_machines_the_text_is_the_same(

@@ -73,6 +73,7 @@ def saved(patched_server: Path, files: Files, free_port: int, tmp_path: Path) ->
     return folder
 
 
+@pytest.mark.thorough
 def test_strangers_cost_no_calls(
     patched_server: Path,
     files: Files,
@@ -97,6 +98,7 @@ def test_strangers_cost_no_calls(
         assert calls["stats"] - stats <= strangers * every_10_s + 10 * requests**2
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["open", "read", "list"])
 def test_a_disk_that_fails_for_a_while(
@@ -234,6 +236,7 @@ def test_two_servers_share_a_folder(patched_server: Path, files: Files, tmp_path
         check_session(path)
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_replaced_and_cut_while_it_is_read(
     patched_server: Path, files: Files, free_port: int, saved: Path, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_every_kind_of_memory_goes_on(
     assert found["timings"]["draft_n_accepted"] > 0
 
 
+@pytest.mark.thorough
 def test_the_longest_beginning_is_taken(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_damaged_session_is_not_used(
     assert reused(found) == 0
 
 
+@pytest.mark.thorough
 def test_sessions_of_another_model_or_cache_are_not_used(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
 ) -> None:
@@ -268,6 +270,7 @@ def test_strange_files_are_read_once(
         assert reads([*PROMPT, *answer, *MORE, 1])[1] > len(PROMPT)
 
 
+@pytest.mark.thorough
 def test_a_file_that_could_not_be_read_for_a_while(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
 ) -> None:
@@ -287,6 +290,7 @@ def test_a_file_that_could_not_be_read_for_a_while(
         assert reused(client.complete(longer, n_predict=2)) >= len(PROMPT)
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_out_of_reach_is_tried_again(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any], tmp_path: Path
 ) -> None:
@@ -370,6 +374,7 @@ def test_unfinished_files_count(
     assert sessions(folder)
 
 
+@pytest.mark.thorough
 def test_no_room_beside_unfinished_files(
     patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
 ) -> None:
@@ -398,6 +403,7 @@ def talk(client: Client, texts: list[list[int]], clients: int) -> list[int]:
         return list(pool.map(one, texts))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("conversations", "rounds"), [(9, 2), pytest.param(100, 6, marks=pytest.mark.slow)]
 )
@@ -500,6 +506,7 @@ def test_a_killed_server_has_written_what_was_idle(
     assert reused(found) >= len(longer) - 1
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("drafts", [("--depth", 2), ("--depth", 2, "--lookup")], ids=str)
 def test_files_of_slots_have_the_drafts_too(

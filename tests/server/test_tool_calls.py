@@ -169,6 +169,7 @@ def other_answers(caller: Caller) -> list[Any]:
     return [named, several, caller.structured(question), response]
 
 
+@pytest.mark.thorough
 def test_a_client_gets_the_tool_calls_that_it_gets_without_drafting(
     patched_server: Path, files: Files, free_port: int
 ) -> None:
