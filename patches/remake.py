@@ -19,7 +19,8 @@ pristine tree. The patches do not depend on git settings, the user's name or the
 another folder has deltas of the patches that differ from those here.
 
 Bug fixes of llama.cpp come first: the commits up to the last whose subject is that of a patch in
-upstream/ become the patches of that folder, numbered from 0001. The others are numbered from 0101.
+upstream/ become the patches of that folder, numbered from 0001. The others are numbered from 0101,
+and the files that they add are in sources/.
 
 `rebase` makes TREE a git repository: the tag `base` is TREE as it was, `pinned` the llama.cpp that
 the patches are made for. It commits patch after patch with three-way merges and stops at the first
@@ -42,6 +43,7 @@ from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.server.deltas import apply_delta, make_delta
 from mtp_gguf.server.patches import (
     HEAD_FOLDER,
+    SOURCES,
     UPSTREAM,
     add_head,
     apply,
@@ -76,6 +78,11 @@ ENVIRONMENT = {
 # Whole blob names, because the length of short ones depends on the repository.
 FORMAT = ("--zero-commit", "--no-signature", "--no-numbered", "--full-index", "--no-stat")
 
+_ADDED = re.compile(
+    rb"^(diff --git a/(\S+) b/\2\nnew file mode 100644\n)index \S+\n--- /dev/null\n\+\+\+ b/\2\n"
+    rb"@@ -0,0 \+1,\d+ @@\n((?:\+.*\n)+)(?![+\\])",
+    re.MULTILINE,
+)
 _SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 _HUNK = re.compile(r"^(?=@@ -)", re.MULTILINE)
 
@@ -156,6 +163,21 @@ def _numbered(made: Sequence[Path], target: Path, first: int) -> list[Path]:
     for path, new in zip(made, numbered, strict=True):
         shutil.move(path, new)
     return numbered
+
+
+def take_out_sources(patches: Iterable[Path]) -> None:
+    """Replace the files of SOURCES by those that our own patches add, which then only name them."""
+    shutil.rmtree(PATCHES / SOURCES, ignore_errors=True)
+
+    def take_out(match: re.Match[bytes]) -> bytes:
+        path = PATCHES / SOURCES / match[2].decode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(re.sub(rb"^\+", b"", match[3], flags=re.MULTILINE))
+        return match[1]
+
+    for patch in patches:
+        if patch.parent == PATCHES:
+            patch.write_bytes(_ADDED.sub(take_out, patch.read_bytes()))
 
 
 def make_series(folder: Path, target: Path) -> list[Path]:
@@ -403,7 +425,9 @@ def main(words: Sequence[str]) -> None:
         case ["checkout", folder, *name]:
             checkout(Path(folder), _base_of(name))
         case ["make", folder]:
-            for path in make(Path(folder), PATCHES):
+            made = make(Path(folder), PATCHES)
+            take_out_sources(made)
+            for path in made:
                 print(path.name)
             check()
         case ["make", folder, series]:

@@ -17,6 +17,7 @@ from .deltas import apply_delta
 from .upstream_source import PIN, base, base_names
 
 UPSTREAM = "upstream"  # the folder of the bug fixes
+SOURCES = "sources"  # the folder of the files that our own patches add
 # Patches that no other one needs; a build can leave them out.
 OPTIONAL = (
     *("0001", "0003", "0004", "0008", "0009", "0010", "0011", "0012", "0013", "0015"),
@@ -24,6 +25,9 @@ OPTIONAL = (
 )
 APPLIES, CONFLICTS, SUPERSEDED = "applies", "conflicts", "superseded"
 VARIABLE = "MTP_GGUF_PATCHES"
+_NAMED_ONLY = re.compile(
+    rb"^diff --git a/(\S+) b/\1\nnew file mode 100644\n(?!index )", re.MULTILINE
+)
 _RENEW = 'renew it as "Deltas" in patches/README.md says'
 HEAD_FOLDER = "vendor/mtp-head"  # in a llama.cpp tree; named in the patch that uses it
 
@@ -63,8 +67,23 @@ def _files(name: str, suffix: str) -> dict[str, Addition]:
     """The files with `suffix` in the folder `name` of patches/, by their numbers."""
     folder = resources.files("mtp_gguf.patches")
     files = (folder / name if name else folder).iterdir()
-    found = (Addition(f.name, f.read_bytes()) for f in files if f.name.endswith(suffix))
+    found = (Addition(f.name, _whole(f.read_bytes())) for f in files if f.name.endswith(suffix))
     return {file.name[:4]: file for file in found}
+
+
+def _whole(patch: bytes) -> bytes:
+    """The patch with the files of SOURCES, of which it names only path and mode."""
+
+    def added(match: re.Match[bytes]) -> bytes:
+        name = match[1].decode()
+        data = (resources.files("mtp_gguf.patches") / SOURCES / name).read_bytes()
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+        lines = data.removesuffix(b"\n").split(b"\n")
+        head = f"index {'0' * 40}..{blob}\n--- /dev/null\n+++ b/{name}\n"
+        hunk = f"@@ -0,0 +1,{len(lines)} @@\n"
+        return match[0] + (head + hunk).encode() + b"".join(b"+%s\n" % line for line in lines)
+
+    return _NAMED_ONLY.sub(added, patch)
 
 
 def purposes() -> dict[str, str]:

@@ -30,6 +30,7 @@ from mtp_gguf.server.upstream_source import (
     fetch_archive,
     llama_cpp_source,
 )
+from support.commands import held
 
 PATCHES = Path(__file__).parents[2] / "patches"
 FOLDERS = (PATCHES / "upstream", PATCHES)
@@ -101,6 +102,24 @@ def test_another_base_has_versions_of_our_patches(name: str) -> None:
     superseded = base(name).superseded
     assert len(read_patches(name)) == len(ours) - len(superseded)
     assert not {path[:4] for path in here} & set(superseded)
+
+
+@pytest.mark.thorough
+@pytest.mark.upstream
+def test_files_that_our_patches_add_are_sources(tmp_path: Path) -> None:
+    """`make` writes each of them once: whole in sources/, by its name in the patch."""
+    made, tree = tmp_path / "patches", tmp_path / "llama.cpp"
+    shutil.copytree(PATCHES, made, ignore=lambda *_: ["sources", "__pycache__"])
+    assert remake("checkout", tree).returncode == 0
+    command = [sys.executable, str(made / "remake.py"), "make", str(tree)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert held(made) == {name: data for name, data in held(PATCHES).items() if ".pyc" not in name}
+    added = {path.relative_to(made / "sources") for path in (made / "sources").rglob("*.*")}
+    for path in added:
+        assert (tree / path).read_bytes() == (made / "sources" / path).read_bytes()
+    assert Path("src/llama-memory-replay.cpp") in added
+    whole = re.compile("^new file mode .*\nindex ", re.MULTILINE)
+    assert not [path.name for path in made.glob("*.patch") if whole.search(path.read_text())]
 
 
 @pytest.mark.thorough
