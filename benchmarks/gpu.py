@@ -142,6 +142,8 @@ def planned(arguments: argparse.Namespace) -> list[Step]:
     base += ["--rounds", str(arguments.rounds), "--depths", arguments.depths]
     if arguments.stock:
         base += ["--stock", arguments.stock]
+    if arguments.counter:
+        base += ["--counter", arguments.counter]
     shapes = arguments.shapes.split(",")
     dense = [shape for shape in shapes if "-a" not in shape and "moe" not in shape][-1:]
     # Without an environment's other plugins, and without files for which it may lack packages.
@@ -182,6 +184,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stock", help="llama-server without patches, to compare with")
+    parser.add_argument("--counter", help="a compiled tests/support/device_calls.c")
     arguments = parser.parse_args()
     if arguments.folder.exists() and not arguments.folder.is_dir():
         parser.error(f"{arguments.folder}: expected a folder, found a file")

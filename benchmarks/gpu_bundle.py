@@ -5,7 +5,8 @@
 BUILD is the folder of a llama-server without patches and its libraries; the patched one is that of
 `mtp-gguf build-server`, and libmtp and the kernels are those of this environment. All use BUILD's
 libggml and CUDA backend, which no patch changes. FOLDER gets `check` and programs.tar.xz, which
-also has the Python packages that torch and transformers do not bring. Our own Python files are not
+also has the library that counts a cycle's calls, as there may be no compiler, and the Python
+packages that torch and transformers do not bring. Our own Python files are not
 in it, because `check` is run in a checkout.
 """
 
@@ -28,7 +29,10 @@ from packaging.utils import canonicalize_name
 
 from mtp_gguf.server.build import LIBRARIES, MARKER, Build, find_build
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from support import preloading  # noqa: E402
+
 MOST_MIB = 60
 PROGRAMS = ("llama-server", "llama-bench")
 SHARED = ("libggml.so.*", "libggml-cuda.so.*")
@@ -143,6 +147,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         tree = Path(scratch)
         add_builds(tree, arguments.stock, patched)
+        preloading.build("device_calls", tree)
         if not arguments.without_packages:
             add_packages(tree / "site", arguments.python)
         with tarfile.open(packed, "w:xz", preset=arguments.preset) as tar:

@@ -170,9 +170,8 @@ def batch_rows(path: Path, quant: str, layers: int) -> Iterator[dict[str, Any]]:
         path.unlink()
 
 
-def call_rows(path: Path, work: Path, on_gpu: bool) -> Iterator[dict[str, Any]]:
+def call_rows(path: Path, library: Path, on_gpu: bool) -> Iterator[dict[str, Any]]:
     """What a cycle of three drafts exchanges with the device, and how long the device idles."""
-    library = preloading.build("device_calls", work)
     there = (("gpu", ""), ("whole", ", embeddings there")) if on_gpu else (("cpu", ""),)
     cases = [(place, "greedy", 1, f"greedy{more}") for place, more in there]
     cases += [(there[0][0], "rejection", 1, "rejection sampling")]
@@ -348,6 +347,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stock", help="llama-server without patches")
+    parser.add_argument("--counter", type=Path, help="device_calls.so, if it is not to be compiled")
     arguments = parser.parse_args()
     shape = arguments.shape.removesuffix(CPU_MOE)
     arguments.layers = 0 if arguments.backend == "cpu" else ALL
@@ -360,7 +360,8 @@ def main() -> int:
     if arguments.step == "text":
         rows = text_rows(model_file(shape, arguments.work), arguments.layers)
     elif arguments.step == "calls":
-        rows = call_rows(model_file(shape, arguments.work), arguments.work, on_gpu)
+        counter = arguments.counter or preloading.build("device_calls", arguments.work)
+        rows = call_rows(model_file(shape, arguments.work), counter, on_gpu)
     elif arguments.step == "greedy":
         n = arguments.tokens * (16 if shape == TRAINED else 4)
         path = model_file(shape, arguments.work, arguments.quant)
