@@ -6,8 +6,8 @@ BUILD is the folder of a llama-server without patches and its libraries; the pat
 `mtp-gguf build-server`, and libmtp and the kernels are those of this environment. All use BUILD's
 libggml and CUDA backend, which no patch changes. FOLDER gets `check` and programs.tar.xz, which
 also has the library that counts a cycle's calls, as there may be no compiler, and the Python
-packages that torch and transformers do not bring. Our own Python files are not
-in it, because `check` is run in a checkout.
+packages that torch and transformers do not bring. Our own Python files are not in it, because
+`check` is run in a checkout.
 """
 
 from __future__ import annotations

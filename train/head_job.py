@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -170,7 +170,11 @@ def _alone(job: Job) -> Iterator[None]:
     make_folder(job.folder)
     path = job.folder / LOCK_NAME
     try:
-        with os_files.held(path, occupied):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(os_files.held(path, occupied))
+            except OSError as error:
+                raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
             try:
                 yield
             finally:

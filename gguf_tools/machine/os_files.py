@@ -87,11 +87,16 @@ def held(path: Path, occupied: Callable[[], None]) -> Iterator[int]:
     """Hold a lock file, which is made if there is none; yields its descriptor.
 
     occupied: called where another process holds it, which is then waited for; raises to give up.
-    The system releases the lock when all processes with the descriptor have ended.
+    The system releases the lock when all processes with the descriptor have ended. A file system
+    without locks keeps nobody out.
     """
     while True:
         with path.open("w") as file:
-            if not lock(file.fileno()):
+            try:
+                is_free = lock(file.fileno())
+            except OSError:
+                is_free = True
+            if not is_free:
                 occupied()
                 lock(file.fileno(), wait=True)
             if _is_there(path, file.fileno()):  # unless the other process has removed it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from mtp_gguf.convert.heads.head_checkpoint import checkpoint_head
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.heads.acceptance import Acceptance, read_stored
-from mtp_gguf.gguf_tools.machine import process_memory
+from mtp_gguf.gguf_tools.machine import os_files, process_memory
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.native.checks.acceptance import measure_acceptance
 from mtp_gguf.train import trainer as training
@@ -504,6 +505,23 @@ def test_a_killed_command_goes_on(demo: Path, text: Path, tmp_path: Path) -> Non
         h["step"] for h in whole["acceptance"]["history"]
     ]
     assert target.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_a_folder_that_cannot_be_locked(demo: Path, text: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.gguf"
+    (tmp_path / "out.gguf.train" / "lock").mkdir(parents=True)
+    command = ("train-head", demo, "--text", text, "-o", target, *FAST)
+    refused(tmp_path, *command, words=("out.gguf.train", "lock: cannot be written"))
+
+
+def test_a_file_system_without_locks(
+    demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(os_files, "lock", lock)
+    trained(demo, text, tmp_path / "out.gguf")
 
 
 def test_an_interrupted_command_goes_on(
