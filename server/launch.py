@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import BinaryIO
 
@@ -18,6 +19,7 @@ from mtp_gguf.gguf_tools.errors import ServerError
 LOG_LINES = 25
 
 _POLL_SECONDS = 0.2
+_WAIT_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
 # A stock llama-server goes on while it writes an answer whose web page was closed. A second signal
 # ends it.
@@ -134,7 +136,12 @@ class RunningServer:
 
     def wait(self) -> int:
         """Wait for the exit of the server; its code, or 128 plus the number of the signal."""
-        code = self._process.wait()
+        code = None
+        while code is None:
+            # With a time limit: a signal after Python's last look for one, or in another thread,
+            # interrupts no waitpid(), and would be handed on once the server has ended.
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(_WAIT_SECONDS)
         self._reader.join(timeout=1.0)  # a child of the server may hold the pipe open
         return 128 - code if code < 0 else code
 

@@ -70,9 +70,9 @@ def test_a_bundle_is_all_that_a_check_needs(patched_server: Path, tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (tmp_path / "results" / "gpu.md").read_text().splitlines()
     rows = [line[2:].split(" | ") for line in lines if line.startswith("| ")]
-    found = [row[0] for row in rows if row[0] not in ("depth", "decoding", "---")]
-    assert found[:6] == ["0", "1", "2", "3", "4", "auto"]
-    assert found[6:] == ["greedy", "rejection sampling", "four sequences, greedy"]
+    measured = [row[0] for row in rows if row[0] not in ("depth", "decoding", "---")]
+    assert measured[:6] == ["0", "1", "2", "3", "4", "auto"]
+    assert measured[6:] == ["greedy", "rejection sampling", "four sequences, greedy"]
     assert {row[1] for row in rows if row[0].isdecimal() or row[0] == "auto"} == {"64"}
     program = "from mtp_gguf.native.runtime import plugged_kernels, runtime; print(runtime.folder)"
     environment["PYTHONPATH"] = str(bundle / "programs" / "site")

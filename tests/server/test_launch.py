@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,25 @@ def test_a_signal_in_the_moment_of_the_start_is_handed_on(
         with RunningServer(command, health, io.BytesIO()) as run:
             assert not run.wait_until_ready(lambda _: None)
             assert run.wait() in (0, 128 + signal.SIGTERM)  # before or after it listens to signals
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_in_another_thread_is_handed_on(server: Path, free_port: int) -> None:
+    """It interrupts nothing that the thread does which hands it on."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    command = [str(server), "--port", str(free_port)]
+    health = f"http://127.0.0.1:{free_port}/health"
+    sender = threading.Timer(
+        0.3, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    )
+    try:
+        with RunningServer(command, health, io.BytesIO(), grace=PATIENCE) as run:
+            assert run.wait_until_ready(lambda _: None)
+            sender.start()
+            began = time.monotonic()
+            assert run.wait() == 0
+            assert time.monotonic() - began < PATIENCE / 2
     finally:
         signal.signal(signal.SIGTERM, before)
 
