@@ -49,7 +49,11 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `sample` leaves out as `thorough`."""
+    """Mark what `sample` leaves out as `thorough`, and begin with the files that take longest.
+
+    A process gets whole files; one that began late with a long one would leave the others idle.
+    """
+    items.sort(key=lambda item: "tests/server/" not in item.path.as_posix())
     sweeps: dict[str, list[pytest.Item]] = {}
     for item in items:
         is_long = any(item.iter_markers("slow")) or any(item.iter_markers("ecosystem"))
