@@ -16,18 +16,21 @@ it is not.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import random
+import sys
 from contextlib import closing
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+from mtp_gguf.gguf_tools.errors import MtpGgufError
 from mtp_gguf.gguf_tools.machine.text_files import paragraphs
 from mtp_gguf.native import MTPLlama
-from mtp_gguf.native._bindings import check, library
 from mtp_gguf.native.chat.generate import chat_writer
 from mtp_gguf.native.depth import DepthChooser, Outcome
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.text_drafts import TextDrafts
 
 MOST = 14  # drafts from the text in a cycle
 SCATTER = 0.03
@@ -61,13 +64,7 @@ class Replay:
 
     def __init__(self, batches: list[float], scatter: random.Random) -> None:
         self.batches, self.scatter = batches, scatter
-        self.chooser = DepthChooser(0)
-        self.text = ctypes.c_void_p()
-        check(library().mtp_text_drafts_new(ctypes.byref(self.text)))
-
-    def close(self) -> None:
-        """Free the text."""
-        library().mtp_text_drafts_free(self.text)
+        self.drafts = TextDrafts(DepthChooser(0))
 
     def milliseconds(self, tokens: int) -> float:
         """The time of a batch."""
@@ -76,31 +73,21 @@ class Replay:
         ms = known[min(tokens, len(known)) - 1] + beyond
         return ms * self.scatter.lognormvariate(0, SCATTER)
 
-    def set(self, tokens: list[int], *, generated: bool) -> None:
-        """Make the text equal to these tokens."""
-        values = (ctypes.c_int32 * len(tokens))(*tokens)
-        check(library().mtp_text_drafts_set(self.text, values, len(tokens), generated))
-
     def generate(self, text: Text) -> float:
         """The milliseconds that the answer takes."""
-        out, found = (ctypes.c_int32 * MOST)(), ctypes.c_int32()
-        self.set([], generated=False)
-        self.set(text.prompt, generated=False)
+        self.drafts.set([], generated=False)
+        self.drafts.set(text.prompt, generated=False)
         total, done, n = 0.0, 1, len(text.answer)
         while done < n:
-            self.set(text.prompt + text.answer[:done], generated=True)
-            room = min(MOST, n - done - 1)
-            choice = (self.chooser.handle, 0, 0, out, room, ctypes.byref(found))
-            check(library().mtp_text_drafts_plan(self.text, *choice))
-            drafts = found.value
-            pairs = zip(out[:drafts], text.answer[done:], strict=False)
+            self.drafts.set(text.prompt + text.answer[:done], generated=True)
+            drafted = self.drafts.plan(min(MOST, n - done - 1), 0)
+            pairs = zip(drafted, text.answer[done:], strict=False)
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            ms = self.milliseconds(drafts + 1)
-            if drafts:
-                report = (drafts, right, ctypes.c_double(ms), ctypes.c_double(0.0))
-                check(library().mtp_depth_report_text(self.chooser.handle, *report))
+            ms = self.milliseconds(len(drafted) + 1)
+            if drafted:
+                self.drafts.report(len(drafted), right, ms)
             else:
-                self.chooser.report(Outcome((), 0, 0, verify_ms=ms))
+                self.drafts.chooser.report(Outcome(verify_ms=ms))
             total, done = total + ms, done + right + 1
         return total
 
@@ -117,9 +104,14 @@ def main() -> None:
     args = parser.parse_args()
     if len(args.batches) < 2:
         parser.error("--batches: expected two or more times, found one")
-    questions = paragraphs([args.questions])
-    chosen = random.Random(1).sample(questions, min(args.texts, len(questions)))
-    texts = answers(args.model, chosen, args.tokens, args.threads)
+    try:
+        questions = paragraphs([args.questions])
+        chosen = random.Random(1).sample(questions, min(args.texts, len(questions)))
+        texts = answers(args.model, chosen, args.tokens, args.threads)
+    except MtpGgufError as error:
+        sys.exit(str(error).removeprefix("--prompt-file: "))
+    if not texts:
+        sys.exit(f"{args.model}: expected answers of {SHORTEST} tokens or more, found none")
     print(f"{len(texts)} answers, {sum(len(text.answer) for text in texts)} tokens")
     for name, kept in (("kept", True), ("not kept", False)):
         scatter = random.Random(1)
@@ -128,12 +120,12 @@ def main() -> None:
             replay = Replay(args.batches, scatter)
             for text in scatter.sample(texts, len(texts)):
                 if not kept:
-                    replay.close()
+                    replay.drafts.close()
                     replay = Replay(args.batches, scatter)
                 without = sum(replay.milliseconds(1) for _ in text.answer[1:])
                 ms = replay.generate(text)
                 plain, drafted, least = plain + without, drafted + ms, min(least, without / ms)
-            replay.close()
+            replay.drafts.close()
         print(
             f"{name}: {plain / drafted:.3f} times as fast; the answer that gains least: {least:.3f}"
         )

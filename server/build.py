@@ -602,7 +602,7 @@ def _lock(path: Path, waiting: Report | None = None) -> Iterator[int]:
             raise ServerError(f"{path.stem}: another process is building it")
         waiting("waiting for another process that is building the same")
 
-    with os_files.held(path, occupied) as fd:
+    with os_files.file_lock(path, occupied) as fd:
         yield fd
 
 

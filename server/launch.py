@@ -138,8 +138,8 @@ class RunningServer:
         """Wait for the exit of the server; its code, or 128 plus the number of the signal."""
         code = None
         while code is None:
-            # With a time limit: a signal after Python's last look for one, or in another thread,
-            # interrupts no waitpid(), and would be handed on once the server has ended.
+            # A signal that arrives right before waitpid(), or in another thread, does not interrupt
+            # it. With a time limit its handler runs within a second, not after the server's end.
             with suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(_WAIT_SECONDS)
         self._reader.join(timeout=1.0)  # a child of the server may hold the pipe open

@@ -51,7 +51,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `sample` leaves out as `thorough`, and begin with the files that take longest.
 
-    A process gets whole files; one that began late with a long one would leave the others idle.
+    Each process runs whole files; a long one that starts last would leave the others idle.
     """
     items.sort(key=lambda item: "tests/server/" not in item.path.as_posix())
     sweeps: dict[str, list[pytest.Item]] = {}

@@ -172,7 +172,7 @@ def _alone(job: Job) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             try:
-                stack.enter_context(os_files.held(path, occupied))
+                stack.enter_context(os_files.file_lock(path, occupied))
             except OSError as error:
                 raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
             try:

@@ -83,7 +83,7 @@ def lock(fd: int, *, wait: bool = False) -> bool:
 
 
 @contextmanager
-def held(path: Path, occupied: Callable[[], None]) -> Iterator[int]:
+def file_lock(path: Path, occupied: Callable[[], None]) -> Iterator[int]:
     """Hold a lock file, which is made if there is none; yields its descriptor.
 
     occupied: called where another process holds it, which is then waited for; raises to give up.

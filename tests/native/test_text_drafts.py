@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -11,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mtp_gguf.native._bindings import DEPTH_AUTO, check, library
 from mtp_gguf.native.depth import DepthChooser, Outcome
 from mtp_gguf.native.errors import NativeError
+from support.text_drafts import TextDrafts
 
 # Milliseconds of batches of 1 to 16 tokens: one thread, a model of the 0.8B shape.
 VERIFY = [22.0, 26.0, 30.5, 35.0, 38.5, 46.0, 53.0, 66.0, 70.0, 76.0, 84.0, 90.0, 96.0, 101.0]
@@ -21,35 +20,12 @@ VERIFY += [112.0, 175.0]
 PERIOD = 100
 
 
-class TextDrafts:
-    """mtp_text_drafts of a text, beside a chooser of depths."""
-
-    def __init__(self, chooser: DepthChooser) -> None:
-        self.chooser = chooser
-        self.handle = ctypes.c_void_p()
-        check(library().mtp_text_drafts_new(ctypes.byref(self.handle)))
-
-    def set(self, tokens: list[int], *, generated: bool) -> None:
-        values = (ctypes.c_int32 * len(tokens))(*tokens)
-        check(library().mtp_text_drafts_set(self.handle, values, len(tokens), generated))
-
-    def plan(self, n: int = 15, depth: int = DEPTH_AUTO) -> list[int]:
-        out, found = (ctypes.c_int32 * 16)(), ctypes.c_int32()
-        arguments = (self.chooser._handle, depth, 4, out, n, ctypes.byref(found))
-        check(library().mtp_text_drafts_plan(self.handle, *arguments))
-        return out[: found.value]
-
-    def report(self, verified: int, accepted: int, ms: float) -> None:
-        arguments = (verified, accepted, ctypes.c_double(ms), ctypes.c_double(0.0))
-        check(library().mtp_depth_report_text(self.chooser._handle, *arguments))
-
-
 @pytest.fixture
 def text() -> Iterator[TextDrafts]:
     chooser = DepthChooser(4)
     drafts = TextDrafts(chooser)
     yield drafts
-    library().mtp_text_drafts_free(drafts.handle)
+    drafts.close()
 
 
 def copy(
