@@ -59,14 +59,30 @@ def test_a_bundle_is_all_that_a_check_needs(patched_server: Path, tmp_path: Path
     for name in ("bash", "cp", "dirname", "mkdir", "rm", "sed"):
         (tools / name).symlink_to(str(shutil.which(name)))
     environment["PATH"] = str(tools)
-    done = subprocess.run(
-        [str(bundle / "check"), str(tmp_path / "results"), *words],
-        cwd=BENCHMARKS.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+
+    def check(checkout: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(bundle / "check"), str(tmp_path / "results"), *words],
+            cwd=checkout,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    other = tmp_path / "checkout"  # with a patch that has changed since
+    other.mkdir()
+    settings = (BENCHMARKS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    (other / "pyproject.toml").write_text(settings, encoding="utf-8")
+    for room in ["src", *re.findall(r'^"mtp_gguf/.*" = "(.*)"', settings, re.MULTILINE)]:
+        shutil.copytree(BENCHMARKS.parent / room, other / room)
+    with next((other / "patches").glob("0108-*.patch")).open("a", encoding="utf-8") as patch:
+        patch.write("changed\n")
+    refused = check(other)
+    assert refused.returncode == 1, refused.stdout + refused.stderr
+    assert "expected llama.cpp with the patches of this checkout" in refused.stderr
+
+    done = check(BENCHMARKS.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (tmp_path / "results" / "gpu.md").read_text().splitlines()
     rows = [line[2:].split(" | ") for line in lines if line.startswith("| ")]
