@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.profile import identify
 
 from .generation import generate
@@ -70,7 +71,7 @@ def answers(
 
 def _read_state(state: Path, key: str) -> list[list[int]]:
     try:
-        fields = json.loads(state.read_text(encoding="utf-8"))
+        fields = parse_json(state.read_text(encoding="utf-8"))
         same = fields["key"] == key
         return [[int(token) for token in answer] for answer in fields["answers"]] if same else []
     except (OSError, ValueError, TypeError, KeyError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import ServerError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.server.launch import RunningServer
 
 _ANSWER_SECONDS = 600.0
@@ -46,7 +47,7 @@ class BenchServer:
             raw = answer.read()
             if answer.status != 200:
                 raise ServerError(f"llama-server answered {answer.status}: {raw[:200]!r}")
-            timings = json.loads(raw)["timings"]
+            timings = parse_json(raw)["timings"]
             return ServerRun(
                 max(0, int(timings["predicted_n"]) - 1),
                 float(timings["predicted_ms"]) / 1e3,

@@ -1,6 +1,5 @@
 """The conversation of `mtp-gguf chat`: its messages, and the answers that the model gives."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 
 from . import token_colors
 from .generate import as_utf8, report
@@ -107,8 +107,8 @@ class Conversation:
         except OSError as error:
             raise RequestError(f"{path}: cannot be read: {error.strerror}") from None
         try:
-            found = json.loads(data)
-        except (ValueError, RecursionError):
+            found = parse_json(data)
+        except ValueError:
             raise RequestError(
                 f"{path}: expected JSON, as /save FILE.json writes it; found something else"
             ) from None

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mtp_gguf.gguf_tools.files.json_text import parse_json
+
 from .options import AsJson, Command, Overwrite, output_option
 from .progress import reports_errors
 
@@ -99,7 +101,7 @@ def _result(words: list[str]) -> Any:
     printed = io.StringIO()
     with redirect_stdout(printed):
         _run([word for word in words if word != "--stats"] + ["--json"])
-    return json.loads(printed.getvalue())
+    return parse_json(printed.getvalue())
 
 
 def _run(words: list[str]) -> None:

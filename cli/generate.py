@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.machine.interrupted import Interrupted
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 
@@ -451,9 +452,9 @@ def _constraint(grammar_file: Path | None, json_schema: str | None) -> tuple[str
     from mtp_gguf.native.schemas.json_schema import ANY_OBJECT, schema_grammar  # noqa: PLC0415
 
     try:
-        schema = json.loads(json_schema)
+        schema = parse_json(json_schema)
         return "--json-schema", schema_grammar(ANY_OBJECT if schema == {} else schema)
-    except (ValueError, RecursionError, NativeError) as error:
+    except (ValueError, NativeError) as error:
         raise typer.BadParameter(str(error), param_hint="--json-schema") from None
 
 

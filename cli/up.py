@@ -12,6 +12,7 @@ import typer
 
 from mtp_gguf.convert.options import DEFAULT_QUANT, DraftOptions
 from mtp_gguf.convert.plans.serving_plan import Asked, Step, StepName, headline, make_plan
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.machine.text import printable
 
 from .local_model import local_model
@@ -183,7 +184,7 @@ def _run(step: Step, fields: dict[str, Any], as_json: bool) -> int:
     stdout = sys.stdout
 
     def ready(line: str) -> None:
-        found = json.loads(line)
+        found = parse_json(line)
         merged = found if "error" in found else fields | {"url": found["url"]}
         print(json.dumps(merged), file=stdout, flush=True)
 

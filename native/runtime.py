@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import json
 import os
 import platform
 import signal
@@ -34,6 +33,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.machine.system import cpu_features, shared_library
 
 from .errors import LibraryMismatchError
@@ -217,7 +217,7 @@ def _obstacle(fast: Path, stock: Path) -> str | None:
         way = "none are made on Windows" if sys.platform == "win32" else _REINSTALL
         return f"this installation has no fast libraries; {way}"
     try:
-        made_from = json.loads(marker.read_text(encoding="utf-8"))
+        made_from = parse_json(marker.read_text(encoding="utf-8"))
         machine, version = made_from["machine"], made_from["llama-cpp-python"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{marker}: expected what the libraries were made from, found {error}; {_REINSTALL}"
@@ -287,7 +287,7 @@ def _cpu_backend(folder: Path) -> Path:
     """The libggml-cpu of `folder` for this CPU; portable libraries have several."""
     backend = shared_library("ggml-cpu")
     with suppress(OSError, ValueError, AttributeError, TypeError):
-        made_from = json.loads((folder / "build.json").read_text(encoding="utf-8"))
+        made_from = parse_json((folder / "build.json").read_text(encoding="utf-8"))
         features = set(cpu_features().split())
         for name, needs in made_from.get("cpu variants", {}).items():
             if features.issuperset(needs):

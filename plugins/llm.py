@@ -17,6 +17,7 @@ import llm
 from pydantic import Field
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.files.output import OutputFile
 from mtp_gguf.gguf_tools.hub.remote import hub_gguf
 from mtp_gguf.gguf_tools.model import open_model, whole_name
@@ -225,7 +226,7 @@ def _registered() -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        models = json.loads(path.read_text("utf-8"))
+        models = parse_json(path.read_text("utf-8"))
         return {str(name): str(source) for name, source in models.items()}
     except (OSError, ValueError, AttributeError):
         click.echo(

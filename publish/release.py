@@ -20,6 +20,7 @@ from mtp_gguf.convert.plans.plan_checkpoint import make_plans
 from mtp_gguf.convert.resolve import model_name
 from mtp_gguf.gguf_tools.doctor import Severity, diagnose
 from mtp_gguf.gguf_tools.errors import OutputError, RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.files.tensor_types import F16
 from mtp_gguf.gguf_tools.heads.acceptance import read_stored
 from mtp_gguf.gguf_tools.hub.remote import open_remote_model
@@ -155,7 +156,7 @@ def open_record(release: Release) -> Record:
     path = release.folder / RECORD
     new = Record(path, release.identity)
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = parse_json(path.read_text(encoding="utf-8"))
         if fields.pop("format") == _FORMAT and fields["identity"] == new.identity:
             return Record(path, **fields)
     except FileNotFoundError:

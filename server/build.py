@@ -39,6 +39,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtp_gguf.gguf_tools.errors import RequestError, ServerError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.machine import os_files
 from mtp_gguf.gguf_tools.machine.system import cpu_features, shared_library
 
@@ -147,7 +148,7 @@ class Build:
 
     def _made_from(self) -> dict[str, Any]:
         try:
-            made_from = json.loads((self.root / MARKER).read_text(encoding="utf-8"))
+            made_from = parse_json((self.root / MARKER).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return made_from if isinstance(made_from, dict) else {}

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,14 @@ def test_one_module_imports_llama_cpp() -> None:
                     modules = [node.module or ""]
                 imported = any(module.split(".")[0] == "llama_cpp" for module in modules)
                 assert not imported or name == "native/runtime.py", f"{name} imports llama_cpp"
+
+
+def test_one_module_parses_json() -> None:
+    """Elsewhere a text that is nested too deep would end in a traceback."""
+    for path in (path for room in PACKAGES for path in sorted((ROOT / room).rglob("*.py"))):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        own = name == "gguf_tools/files/json_text.py"
+        assert own or not re.search(r"\bjson\.loads?\(", text), f"{name} parses JSON by itself"
 
 
 @pytest.mark.parametrize("room", ALLOWED_IMPORTS)

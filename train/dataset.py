@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from mtp_gguf.gguf_tools.errors import FormatError, OutputError, RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.files.torch_file import open_weights
 
 INDEX_NAME = "data.json"
@@ -202,7 +203,7 @@ def _read_index(folder: Path) -> tuple[dict[str, Any], bool, list[_Shard]]:
     """(key, finished, shards) of a folder's index."""
     path = folder / INDEX_NAME
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(index, dict) or index.get("format") != _FORMAT:
             raise ValueError(f"not of format {_FORMAT}")
         key, finished, shards = index.get("key"), index.get("finished"), index.get("shards")
@@ -211,7 +212,7 @@ def _read_index(folder: Path) -> tuple[dict[str, Any], bool, list[_Shard]]:
         return key, finished, [_shard(entry) for entry in shards]
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(
             f"{path}: expected an index of collected states ({error}); remove {folder} to collect "
             "again"

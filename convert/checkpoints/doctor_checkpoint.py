@@ -1,6 +1,5 @@
 """Diagnoses checkpoints, and compares the head of a GGUF with the checkpoint it was made from."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from mtp_gguf.gguf_tools.doctor import (
 )
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.files.format import Value
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.files.safetensors import SafetensorsFile
 from mtp_gguf.gguf_tools.files.tensor_types import F16
 from mtp_gguf.gguf_tools.heads.head import block_of
@@ -335,9 +335,9 @@ def _lacks_files(folder: Path) -> bool:
 def _config_origin(folder: Path) -> str | None:
     """The name or path that the config gives for the model, often its hub id."""
     try:
-        named: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        named: Any = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         origin = named.get("_name_or_path")
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         return None
     return origin if isinstance(origin, str) else None
 

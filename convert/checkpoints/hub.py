@@ -3,7 +3,6 @@
 That library handles resuming, caching, tokens, HF_ENDPOINT and offline mode.
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -22,6 +21,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.files.safetensors import (
     INDEX_NAME,
     TORCH_PATTERN,
@@ -182,7 +182,7 @@ def _what_it_is(hub_id: str, revision: str | None) -> str:
         base = None
         with suppress(OSError, ValueError, AttributeError):
             path = hf_hub_download(hub_id, "adapter_config.json", revision=revision)
-            base = json.loads(Path(path).read_text("utf-8")).get("base_model_name_or_path")
+            base = parse_json(Path(path).read_text("utf-8")).get("base_model_name_or_path")
         return (
             f"{expected} a LoRA adapter{f' of {base}' if isinstance(base, str) else ''}; merge it "
             "into its base model (merge_and_unload of peft) and convert the result"

@@ -1,10 +1,10 @@
 """Reads the JSON and text files of a checkpoint; errors are a single sentence."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.hub.sources import FileSource
 
 
@@ -34,8 +34,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def parse_json_object(text: str, path: Path) -> dict[str, Any]:
     """Parse `text`, read from `path`, as a JSON object; CheckpointError if it is not one."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise CheckpointError(f"{path}: expected JSON, found: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")

@@ -4,7 +4,6 @@ The list is ranked, most useful first, so that a runtime can use a prefix of it.
 (end of turn, tools, thinking) come first, so every prefix contains them.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.heads.fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
 
 # Below this many counted tokens for each of the list, most of the list was hardly counted, or not.
@@ -183,11 +183,11 @@ def _read_ids(path: Path) -> NDArray[np.int64]:
                 array = np.lib.format.read_array(file, allow_pickle=False)
         else:
             text = path.read_text(encoding="utf-8")
-            numbers = json.loads(text) if text.lstrip().startswith("[") else text.split()
+            numbers = parse_json(text) if text.lstrip().startswith("[") else text.split()
             array = np.array([_whole(n) for n in numbers], np.int64)
     except OSError as error:
         raise RequestError(f"--fastmtp-ids: {path}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
         raise RequestError(f"{expected}: {' '.join(str(error).split())}") from None
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise RequestError(f"{expected}, found {array.ndim} dimensions of {array.dtype}")

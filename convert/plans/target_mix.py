@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.files.tensor_types import TensorType
 from mtp_gguf.gguf_tools.hub.resolve import local_gguf
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
@@ -234,6 +235,6 @@ class _Probes:
 
 def _known(cached: Path) -> dict[str, float]:
     try:
-        return {str(k): float(v) for k, v in json.loads(cached.read_text("utf-8")).items()}
+        return {str(k): float(v) for k, v in parse_json(cached.read_text("utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -6,7 +6,6 @@ to {"dtype", "shape", "data_offsets": [begin, end]}, with offsets from the end o
 reader rejects anything else instead of skipping it.
 """
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from ..errors import FormatError
 from ..hub.sources import FileSource, Source, ggufs_in
 from ..machine.shell import quoted
+from .json_text import parse_json
 
 # The limit of the reference implementation (MAX_HEADER_SIZE in safetensors' tensor.rs).
 MAX_HEADER_BYTES = 100_000_000
@@ -171,11 +171,11 @@ def checkpoint_files(folder: Path) -> list[Path]:
 def _indexed(path: Path) -> set[str] | None:
     """The files that an index names; None if there is no index."""
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
         return set(map(str, weight_map.values()))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise FormatError(
             f"{path}: expected a JSON object whose weight_map has file names, found: {error!r}"
         ) from None
@@ -242,8 +242,8 @@ def _parse_json(source: Source, length: int) -> dict[str, Any]:
     if data[:1] != b"{":
         raise FormatError(f"{source.name}: header: expected '{{' first, found {data[:1]!r}")
     try:
-        header: dict[str, Any] = json.loads(data.decode(), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
+        header: dict[str, Any] = parse_json(data.decode(), object_pairs_hook=unique)
+    except ValueError as error:
         raise FormatError(f"{source.name}: header: expected JSON, found: {error}") from None
     return header
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+from mtp_gguf.gguf_tools.files.json_text import parse_json
+
 from ..checks.model_file import TEMPLATE_ERRORS, template_fault
 from ..errors import LibraryMismatchError, MessagesError, ModelRefusedError, NativeError
 from ..runtime import library_file, llama_cpp, native_library
@@ -43,7 +45,7 @@ class Rendered:
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(self.text)
+        values: dict[str, Any] = parse_json(self.text)
         return values
 
     @property
@@ -167,7 +169,7 @@ class AnswerReader:
             return {"role": "assistant", "content": self._text}, [{"content": text}] if text else []
         lib, data, size = _library(), _bytes(text), c_size_t()
         _check(lib.mtp_chat_answer_add(self._handle, data, len(data), is_last, ctypes.byref(size)))
-        result = json.loads(_result(lib.mtp_chat_answer_result, self._handle, size.value))
+        result = parse_json(_result(lib.mtp_chat_answer_result, self._handle, size.value))
         return result["message"], result["deltas"]
 
 

@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.heads.acceptance import POSITIONS, Acceptance, Counts
 from mtp_gguf.gguf_tools.model import shard_paths
 
@@ -107,7 +108,7 @@ def measure_in_subprocess(
     if child.returncode > 0:
         lines = child.stderr.strip().splitlines() or ["no reason given"]
         raise RequestError(lines[0] if child.returncode == _REFUSED else lines[-1])
-    found = json.loads(child.stdout.splitlines()[-1])
+    found = parse_json(child.stdout.splitlines()[-1])
     counts = Acceptance.of(found)
     return Measured(counts.greedy, counts.sampled, found["seconds"])
 
@@ -204,7 +205,7 @@ def _counts(chains: Sequence[int]) -> Counts:
 
 def _main() -> int:
     """Run in the subprocess: print a JSON object, or an error message and exit with _REFUSED."""
-    path, options = sys.argv[1], json.loads(sys.argv[2])
+    path, options = sys.argv[1], parse_json(sys.argv[2])
     warnings.simplefilter("ignore")  # the sentence must be the first line
     try:
         found = measure_acceptance(Path(path), **options)

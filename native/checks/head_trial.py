@@ -8,6 +8,7 @@ from dataclasses import asdict
 from time import perf_counter
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 
 from ..llama.mtp_llama import MTPLlama
 from ..session import Session
@@ -80,7 +81,7 @@ def _main() -> int:
     """Run in the subprocess: print a JSON list, or an error message and exit with REFUSED."""
     warnings.simplefilter("ignore")  # the sentence must be the first line
     try:
-        options = json.loads(sys.argv[2])
+        options = parse_json(sys.argv[2])
         with MTPLlama(
             sys.argv[1], depth=DEPTH, lookup=False, profile=False, n_ctx=512, **options
         ) as llm:

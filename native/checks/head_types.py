@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.depth_file import cached_file
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.machine.system import this_machine
 
 from .subprocesses import run_module
@@ -107,7 +108,7 @@ def choose_type(
     known = cached_file("head-types", ".json", files, this_machine(kernels), TYPES, dict(options))
     if known is not None:
         try:
-            return TypeChoice(tuple(MeasuredType(**m) for m in json.loads(known.read_bytes())))
+            return TypeChoice(tuple(MeasuredType(**m) for m in parse_json(known.read_bytes())))
         except (OSError, ValueError, TypeError):
             pass  # not there, or not ours
     words = (
@@ -130,4 +131,4 @@ def choose_type(
             known.write_text(found)
         except OSError:
             pass  # measured again next time
-    return TypeChoice(tuple(MeasuredType(**m) for m in json.loads(found)))
+    return TypeChoice(tuple(MeasuredType(**m) for m in parse_json(found)))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import FormatError, RequestError
+from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.files.output import OutputFile, check_output
 
 from .._bindings import SessionField, SessionFileInfo, SessionSection, check, library
@@ -284,8 +285,8 @@ def _encoded(path: Path, extra: dict[str, Any]) -> bytes:
 
 def _decoded(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        extra = json.loads(text)
-    except (ValueError, RecursionError):
+        extra = parse_json(text)
+    except ValueError:
         raise FormatError(f"{path}: extra: expected JSON, found something else") from None
     if not isinstance(extra, dict):
         raise FormatError(f"{path}: extra: expected an object, found something else")

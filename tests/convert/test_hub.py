@@ -382,6 +382,7 @@ class TestOtherRepositories:
                 "found a LoRA adapter of Qwen/Q; merge it",
             ),
             ({"adapter_config.json": "["}, "found a LoRA adapter; merge it"),
+            ({"adapter_config.json": "[" * 100_000}, "found a LoRA adapter; merge it"),
             ({"model_index.json": "{}"}, "found a diffusers pipeline"),
             ({"notes.md": ""}, "found none (notes.md); it is not a transformers checkpoint"),
         ],
