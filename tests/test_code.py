@@ -115,7 +115,7 @@ def test_one_module_imports_llama_cpp() -> None:
 
 
 def test_one_module_parses_json() -> None:
-    """Elsewhere a text that is nested too deep would end in a traceback."""
+    """Elsewhere a text that is nested too deeply would end in a traceback."""
     for path in (path for room in PACKAGES for path in sorted((ROOT / room).rglob("*.py"))):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         own = name == "gguf_tools/files/json_text.py"

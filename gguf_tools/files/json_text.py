@@ -10,10 +10,10 @@ def parse_json(
 ) -> Any:
     """The value of `text`; ValueError for whatever is wrong with it.
 
-    json.loads alone ends in a RecursionError, which is no ValueError, where lists are nested too
-    deep. object_pairs_hook: as for json.loads.
+    json.loads alone ends in a RecursionError, which is no ValueError, where text is nested too
+    deeply. object_pairs_hook: as for json.loads.
     """
     try:
         return json.loads(text, object_pairs_hook=object_pairs_hook)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("text that is nested too deeply") from None

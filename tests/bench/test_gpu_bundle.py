@@ -80,7 +80,10 @@ def test_a_bundle_is_all_that_a_check_needs(patched_server: Path, tmp_path: Path
         patch.write("changed\n")
     refused = check(other)
     assert refused.returncode == 1, refused.stdout + refused.stderr
-    assert "expected llama.cpp with the patches of this checkout" in refused.stderr
+    assert refused.stderr.splitlines() == [
+        f"{bundle / 'check'}: expected the patches of this checkout, found others; "
+        "call .ci/gpu-bundle again"
+    ]
 
     done = check(BENCHMARKS.parent)
     assert done.returncode == 0, done.stdout + done.stderr
