@@ -59,10 +59,7 @@ static ggml_tensor * range_mask(ggml_context * ctx, ggml_tensor * bounds, int64_
 
 bool DraftGraph::computes_masks(ggml_backend_t backend) {
     constexpr size_t most = 16; // tensors
-    ggml_context_ptr context(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
-    if (!context) {
-        throw std::bad_alloc();
-    }
+    const TensorContext context(most, most);
     ggml_cgraph * graph = ggml_new_graph_custom(context.get(), most, false);
     ggml_build_forward_expand(graph, range_mask(context.get(), ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 4), 2, CACHE_BUCKET));
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
@@ -575,10 +572,7 @@ DraftGraph::DraftGraph(const Key & key, const std::vector<HeadConfig> & layers, 
         most_experts = std::max(most_experts, layer.n_expert_used);
     }
     const size_t most = size_t(160 + 4 * most_experts + 32 * key.n()) * parts;
-    context_.reset(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
-    if (!context_) {
-        throw std::bad_alloc();
-    }
+    context_ = TensorContext(most, most);
     graph_ = ggml_new_graph_custom(context_.get(), most, false);
     for (const HeadConfig & layer : layers) {
         for (std::vector<std::vector<ggml_tensor *>> * tensors : {&keys_, &values_}) {
@@ -781,10 +775,7 @@ void DraftGraph::logits(int64_t i, int64_t step, float * out) const {
 DraftGraph::ShareReader DraftGraph::make_share_reader(const ggml_tensor * weights, int64_t n) const {
     constexpr size_t most = 12; // tensors
     ShareReader out = {};
-    out.context.reset(ggml_init({most * ggml_tensor_overhead() + ggml_graph_overhead_custom(most, false), nullptr, true}));
-    if (!out.context) {
-        throw std::bad_alloc();
-    }
+    out.context = TensorContext(most, most);
     ggml_context * ctx = out.context.get();
     out.places = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 4 * n);
     ggml_set_input(out.places);

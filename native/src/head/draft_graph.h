@@ -17,6 +17,7 @@
 #include "head/head_config.h"
 #include "head/imatrix.h"
 #include "head/packed_tensors.h"
+#include "head/tensor_context.h"
 #include "head/weights.h"
 
 #include "ggml-alloc.h"
@@ -131,7 +132,7 @@ private:
 
     // A graph that reads the shares of some tokens in their blocks of a step's weights.
     struct ShareReader {
-        ggml_context_ptr context;
+        TensorContext context;
         ggml_gallocr_ptr allocator;
         ggml_cgraph * graph;
         ggml_tensor * places; // [4 n] I32: the blocks, then for each token three entries of its block
@@ -144,7 +145,7 @@ private:
     Key key_;
     const std::vector<HeadConfig> & layers_;
     ggml_backend_t backend_;
-    ggml_context_ptr context_;
+    TensorContext context_;
     ggml_gallocr_ptr allocator_;
     ggml_cgraph * graph_ = nullptr;
     size_t alignment_; // of tensors on the device

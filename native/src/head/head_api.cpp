@@ -38,19 +38,21 @@ mtp_status mtp_head_load(const char * path, const mtp_head_params * params, mtp_
         *require(out, "out") = nullptr;
         const std::string file = require(path, "path");
         mtp_head_params chosen = *require(params, "params");
-        try {
-            *out = new mtp_head(file, chosen);
-        } catch (const mtp::Error & error) {
-            if (error.status != MTP_ERROR_MEMORY || chosen.fastmtp_size != 0) {
-                throw;
-            }
-            // A GPU without room for the rows of a list may have room without them, because over the whole vocabulary the
-            // trunk's matrices are used where they are.
+        const auto load = [&] { *out = new mtp_head(file, chosen); };
+        const mtp_status status = guard(load);
+        if (status == MTP_OK) {
+            return;
+        }
+        const std::string reason = mtp_last_error();
+        // Where the rows of a list find no room, there may be room without them, because over the whole vocabulary the
+        // trunk's matrices are used where they are.
+        if (status == MTP_ERROR_MEMORY && chosen.fastmtp_size == 0) {
             chosen.fastmtp_size = -1;
-            if (mtp::guard([&] { *out = new mtp_head(file, chosen); }) != MTP_OK) {
-                throw;
+            if (guard(load) == MTP_OK) {
+                return;
             }
         }
+        throw mtp::Error(status, reason);
     });
 }
 

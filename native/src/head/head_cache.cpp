@@ -37,10 +37,7 @@ void HeadCache::reserve(int seq, int64_t end) {
     }
     grown.capacity = std::min(grown.capacity, most_rows_);
     // Two tensors for each layer, and their views.
-    grown.context.reset(ggml_init({4 * kv_widths_.size() * ggml_tensor_overhead(), nullptr, true}));
-    if (!grown.context) {
-        throw std::bad_alloc();
-    }
+    grown.context = TensorContext(4 * kv_widths_.size());
     for (const int64_t width : kv_widths_) {
         ggml_tensor * keys = ggml_new_tensor_2d(grown.context.get(), GGML_TYPE_F16, width, grown.capacity);
         grown.layers.push_back({keys, ggml_dup_tensor(grown.context.get(), keys)});

@@ -3,6 +3,7 @@
 // that grow with it. All layers have the same rows.
 
 #include "head/head_config.h"
+#include "head/tensor_context.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -77,7 +78,7 @@ private:
         int64_t first = 0;
         int64_t next = 0;
         int64_t capacity = 0;
-        ggml_context_ptr context;
+        TensorContext context;
         ggml_backend_buffer_ptr buffer;
         std::vector<Layer> layers;
     };

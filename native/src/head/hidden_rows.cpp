@@ -2,8 +2,6 @@
 
 #include "error.h"
 
-#include <new>
-
 namespace mtp {
 
 // Only sessions and servers whose trunk is on the same device need this memory.
@@ -11,10 +9,7 @@ void HiddenRows::allocate() {
     if (tensor_ != nullptr) {
         return;
     }
-    context_.reset(ggml_init({ggml_tensor_overhead(), nullptr, true}));
-    if (!context_) {
-        throw std::bad_alloc();
-    }
+    context_ = TensorContext(1);
     ggml_tensor * tensor = ggml_new_tensor_2d(context_.get(), GGML_TYPE_F32, n_embd_, EACH * n_seq_max_);
     buffer_.reset(ggml_backend_alloc_ctx_tensors(context_.get(), backend_));
     if (!buffer_) {
@@ -31,10 +26,7 @@ bool HiddenRows::copy(int seq, int64_t at, const DeviceRows & from, int64_t n) {
         return false;
     }
     allocate();
-    ggml_context_ptr views(ggml_init({2 * ggml_tensor_overhead(), nullptr, true}));
-    if (!views) {
-        throw std::bad_alloc();
-    }
+    const TensorContext views(2);
     const auto view = [&](ggml_tensor * tensor, int64_t first) {
         ggml_tensor * out = ggml_view_2d(views.get(), tensor, n_embd_, n, tensor->nb[1], size_t(first) * tensor->nb[1]);
         ggml_backend_view_init(out);

@@ -1,6 +1,7 @@
 #pragma once
 // Hidden states of the trunk that wait on the head's device for the tokens they are paired with.
 
+#include "head/tensor_context.h"
 #include "mtp.h"
 
 #include "ggml-backend.h"
@@ -48,7 +49,7 @@ private:
     int64_t n_embd_;
     int64_t n_seq_max_;
     ggml_backend_t backend_;
-    ggml_context_ptr context_;
+    TensorContext context_;
     ggml_backend_buffer_ptr buffer_;
     ggml_tensor * tensor_ = nullptr;
 };

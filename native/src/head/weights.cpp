@@ -187,7 +187,7 @@ void Weights::replace_rows(int64_t first, const int32_t * ids, int64_t n) {
 
 ggml_type Weights::embedding_type(const DraftTables & tables, const DraftVocabulary & v, ggml_backend_t backend) {
     const StoredTensor & table = tables.embedding;
-    ggml_context_ptr scratch(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
+    const TensorContext scratch(4);
     ggml_tensor * rows = ggml_new_tensor_2d(scratch.get(), table.type, table.ne[0], 2);
     ggml_tensor * index = ggml_new_tensor_1d(scratch.get(), GGML_TYPE_I32, 1);
     if (ggml_backend_supports_op(backend, ggml_get_rows(scratch.get(), rows, index))) {
@@ -355,7 +355,7 @@ Weights::Weights(const GgufFile & head, const GgufFile * trunk, const std::vecto
                  int n_threads)
     : backend_(backend), type_(type), n_threads_(n_threads),
       in_place_(ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU),
-      context_(ggml_init({40 * layers.size() * ggml_tensor_overhead(), nullptr, true})) {
+      context_(40 * layers.size()) {
     for (size_t i = 0; i < layers.size(); ++i) {
         tensors_.push_back(place_block(head, trunk, layers[i]));
         place_tables(vocabulary.tables[i], vocabulary, trunk != nullptr ? *trunk : head, loaded, tensors_.back());

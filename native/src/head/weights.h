@@ -9,6 +9,7 @@
 #include "head/draft_vocabulary.h"
 #include "head/gguf_file.h"
 #include "head/head_config.h"
+#include "head/tensor_context.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -118,7 +119,7 @@ private:
     ggml_type type_; // of quantized matrices
     int n_threads_;
     bool in_place_; // the device reads host memory
-    ggml_context_ptr context_;
+    TensorContext context_;
     std::vector<ggml_backend_buffer_ptr> buffers_;
     std::vector<std::pair<ggml_tensor *, Fill>> pending_;
     // By where they are stored, and the type of gathered rows, or GGML_TYPE_COUNT.
