@@ -131,13 +131,14 @@ def test_the_commands_say_how_a_stored_list_is_used(models: Models, layout: str,
     assert f"FastMTP {text}" in succeed("list-tensors", path, "--mtp")
 
 
-# Loads the head with more and more memory. An argument: the path. What malloc() keeps for later would hide how
-# little there is, so it keeps nothing.
+# What malloc() keeps for later would hide how little memory there is: it keeps nothing.
 NOTHING_SPARE = {
     "MALLOC_TRIM_THRESHOLD_": "4096",
     "MALLOC_TOP_PAD_": "0",
     "MALLOC_MMAP_THRESHOLD_": "65536",
 }
+
+# Loads the head with more and more memory. An argument: the path.
 WITH_LITTLE_MEMORY = """
 import resource
 import sys
