@@ -36,13 +36,26 @@ def _write(path: Path, contents: bytes, part: int) -> None:
         os.fsync(file.fileno())
 
 
+def _skip_without_huge_pages(path: Path, contents: bytes) -> None:
+    """Skips where a new file of these contents gets none. `path` is one that does not exist."""
+    _write(path, contents, 2 * MIB)
+    share = in_huge_pages(path)
+    path.unlink()
+    if share < 0.9:
+        pytest.skip("this file system has no huge pages, or none now; /tmp in ext4 or XFS has")
+
+
+def check_in_huge_pages(path: Path) -> None:
+    """Fails if less than 90 % of the file is, unless another process just took what there was."""
+    share = in_huge_pages(path)
+    if share < 0.9:
+        _skip_without_huge_pages(path.with_suffix(".huge"), path.read_bytes())
+    assert share >= 0.9
+
+
 def in_small_pages(path: Path, contents: bytes) -> Path:
     """Write a file in small parts; skips where there are no huge pages to be had."""
-    huge = path.with_suffix(".huge")
-    _write(huge, contents, 2 * MIB)
-    if in_huge_pages(huge) < 0.5:
-        pytest.skip("this file system has no huge pages, or none now; /tmp in ext4 or XFS has")
-    huge.unlink()
+    _skip_without_huge_pages(path.with_suffix(".huge"), contents)
     _write(path, contents, 4096)
     assert in_huge_pages(path) == 0
     return path
