@@ -435,6 +435,14 @@ const candidate & choice::next(size_t bytes, bool own) {
     return *now;
 }
 
+reading choice::how(const candidate & of, int64_t group, int nc) {
+    reading found = of.how;
+    found.again = called == &of && called_for == group && nc <= LANES_COLS;  // more can take several calls
+    called = &of;
+    called_for = group;
+    return found;
+}
+
 void choice::end_stretch() {
     if (began == 0) {
         return;

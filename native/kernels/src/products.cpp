@@ -76,7 +76,8 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
                 from[c] = cols.data + i1 * cols.nb[1] + i2 * cols.nb[2] + i3 * cols.nb[3];
                 to[c] = (float *) ((char *) op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]) + r0;
             }
-            by.product(weights->ne[0], all.at(piece), weights->nb[1], nr, from, to, nc, by.how);
+            by.product(weights->ne[0], all.at(piece), weights->nb[1], nr, from, to, nc,
+                       chosen.how(by, all.matrix(piece) * groups + g, nc));
         }
     });
     return true;

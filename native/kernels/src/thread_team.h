@@ -93,7 +93,7 @@ template <class F> void each_piece(const task & task, int64_t n, const F & compu
 
 // The rows of a piece, at least 32, where threads share `rows`, which may be 0. A piece is a sixteenth of a share, so that a
 // thread waits for little of another one's share at the end; but not less than 64 rows where a share has as many, because
-// kernels arrange the columns again for each piece.
+// some kernels arrange the columns again for each piece.
 inline int64_t rows_of_piece(int64_t rows, int nth) {
     const int64_t share = std::max<int64_t>(32, GGML_PAD((rows + nth - 1) / nth, 32));
     return std::clamp<int64_t>(GGML_PAD(share / 16, 32), std::min<int64_t>(share, 64), 512);

@@ -108,7 +108,7 @@ template <class T> struct small_blocks {
                         reading how) {
         const int64_t blocks = n / (T::pieces * QK8_0), groups = (blocks + 3) / 4;
         auto * arranged = (four_blocks<V, T> *) scratch(M * groups * sizeof(four_blocks<V, T>));
-        for (int m = 0; m < M; m++) {
+        for (int m = 0; !how.again && m < M; m++) {
             four_blocks<V, T>::arrange((const block_q8_0 *) cols[m], blocks, arranged + m * groups);
         }
         const rows_ahead ahead(4, stride, how);

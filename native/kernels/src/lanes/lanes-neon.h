@@ -380,12 +380,12 @@ struct neon_iq4_xs {
 template <class K> struct neon_blocks {
     template <class V, int M>
     static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst,
-                        reading) {
+                        reading how) {
         using unit = typename K::template unit<V>;
         constexpr int U = (M + V::columns - 1) / V::columns;
         const int64_t blocks = n / K::length;
         unit * y = (unit *) scratch(blocks * U * sizeof(unit));
-        for (int64_t b = 0; b < blocks; b++) {
+        for (int64_t b = 0; !how.again && b < blocks; b++) {
             for (int c = 0; c < U * V::columns; c++) {
                 y[b * U + c / V::columns].set(c % V::columns, ((const typename K::column *) cols[c < M ? c : M - 1])[b]);
             }

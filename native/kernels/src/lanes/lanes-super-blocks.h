@@ -421,7 +421,7 @@ template <class T> struct super_blocks {
         for (int m = 0; m < M; m++) {
             const block_q8_K * column = (const block_q8_K *) cols[m];
             auto * arranged = (q8_K_blocks<V> *) (memory + m * column_size);
-            for (int64_t i = 0; i < round * V::count; i++) {
+            for (int64_t i = 0; !how.again && i < round * V::count; i++) {
                 arranged[i / V::count].set(i % V::count, column[i % blocks]);
             }
             y[m]    = arranged;
@@ -429,7 +429,7 @@ template <class T> struct super_blocks {
             for (int s = 0; s < streams; s++) {
                 from[s].part[m] = (float *) (memory + M * column_size) + M * blocks + (s * M + m) * rows * blocks;
             }
-            for (int64_t b = 0; b < blocks; b++) {
+            for (int64_t b = 0; !how.again && b < blocks; b++) {
                 d[m][b] = column[b].d;
             }
         }

@@ -27,6 +27,7 @@ struct reading {
     bool once = false;    // prefetch with the hint that the weights are read once, only into the L1 cache
     bool two = false;     // for one column: both halves of the rows in alternation, so that two places of memory are read
     bool panels = false;  // for five columns and more: rows are unpacked to memory once; more than LANES_COLS always do
+    bool again = false;   // this thread's last call of the same product had the same columns, and its scratch() has them arranged
 };
 
 constexpr bool uses_panels(reading how, int nc) { return nc > LANES_COLS || (how.panels && nc > 4); }
