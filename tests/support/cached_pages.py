@@ -36,12 +36,12 @@ def _write(path: Path, contents: bytes, part: int) -> None:
         os.fsync(file.fileno())
 
 
-def _skip_without_huge_pages(path: Path, contents: bytes) -> None:
-    """Skips where a new file of these contents gets none. `path` is one that does not exist."""
+def _skip_without_huge_pages(path: Path, contents: bytes, least: float) -> None:
+    """Skips where a new file `path` of these contents has less than this share in them."""
     _write(path, contents, 2 * MIB)
     share = in_huge_pages(path)
     path.unlink()
-    if share < 0.9:
+    if share < least:
         pytest.skip("this file system has no huge pages, or none now; /tmp in ext4 or XFS has")
 
 
@@ -49,13 +49,13 @@ def check_in_huge_pages(path: Path) -> None:
     """Fails if less than 90 % of the file is, unless another process just took what there was."""
     share = in_huge_pages(path)
     if share < 0.9:
-        _skip_without_huge_pages(path.with_suffix(".huge"), path.read_bytes())
+        _skip_without_huge_pages(path.with_suffix(".huge"), path.read_bytes(), 0.9)
     assert share >= 0.9
 
 
 def in_small_pages(path: Path, contents: bytes) -> Path:
     """Write a file in small parts; skips where there are no huge pages to be had."""
-    _skip_without_huge_pages(path.with_suffix(".huge"), contents)
+    _skip_without_huge_pages(path.with_suffix(".huge"), contents, 0.5)
     _write(path, contents, 4096)
     assert in_huge_pages(path) == 0
     return path
