@@ -131,7 +131,7 @@ def test_the_commands_say_how_a_stored_list_is_used(models: Models, layout: str,
     assert f"FastMTP {text}" in succeed("list-tensors", path, "--mtp")
 
 
-# What malloc() keeps for later would hide how little memory there is: it keeps nothing.
+# Makes malloc() keep nothing for later, which would hide how little memory there is.
 NOTHING_SPARE = {
     "MALLOC_TRIM_THRESHOLD_": "4096",
     "MALLOC_TOP_PAD_": "0",

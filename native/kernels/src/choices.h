@@ -30,7 +30,7 @@ public:
     // For a piece of so many bytes; `own`: of this thread's share, whose pieces follow each other.
     const candidate & next(size_t bytes, bool own);
 
-    // For this candidate's call with nc columns, of the group with this number in the operation.
+    // How a candidate reads in this thread's next call, with nc columns. Calls for the same group have the same columns.
     reading how(const candidate & of, int64_t group, int nc);
 
 private:
@@ -38,8 +38,8 @@ private:
     const candidate * now;
     int64_t began = 0;  // of a stretch, in nanoseconds; 0: none
     size_t stretch = 0;  // its bytes so far
-    const candidate * called = nullptr;  // the last one, and its group
-    int64_t called_for = 0;
+    const candidate * called = nullptr;  // in the last call
+    int64_t called_for = 0;               // its group
 
     void end_stretch();
 };

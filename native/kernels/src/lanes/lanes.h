@@ -21,13 +21,13 @@ constexpr int LANES_COLS = 8;        // columns that share an unpacked block in 
 constexpr int LANES_MAX_COLS = 256;  // the most columns of a call
 constexpr int row_taps = 4;          // of convolve_row
 
-// How a product reads its weights. Nothing of it changes a bit of the result, so it may differ from call to call; which is
-// fastest depends on the CPU and is measured (choices.h).
+// How a product reads its weights and columns. Nothing of it changes a bit of the result, so it may differ from call to call;
+// which is fastest depends on the CPU and is measured (choices.h). Only `again` is not chosen: choice::how() knows it.
 struct reading {
     bool once = false;    // prefetch with the hint that the weights are read once, only into the L1 cache
     bool two = false;     // for one column: both halves of the rows in alternation, so that two places of memory are read
     bool panels = false;  // for five columns and more: rows are unpacked to memory once; more than LANES_COLS always do
-    bool again = false;   // this thread's last call of the same product had the same columns, and its scratch() has them arranged
+    bool again = false;   // the columns are those of this thread's last call of the product, still arranged in scratch()
 };
 
 constexpr bool uses_panels(reading how, int nc) { return nc > LANES_COLS || (how.panels && nc > 4); }
