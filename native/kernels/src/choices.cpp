@@ -435,9 +435,9 @@ const candidate & choice::next(size_t bytes, bool own) {
     return *now;
 }
 
-reading choice::how(const candidate & of, int64_t group, int nc) {
+reading choice::how(const candidate & of, int64_t group) {
     reading found = of.how;
-    found.again = called == &of && called_for == group && nc <= LANES_COLS;  // more can take several calls
+    found.again = called == &of && called_for == group;
     called = &of;
     called_for = group;
     return found;

@@ -30,8 +30,8 @@ public:
     // For a piece of so many bytes; `own`: of this thread's share, whose pieces follow each other.
     const candidate & next(size_t bytes, bool own);
 
-    // How a candidate reads in this thread's next call, with nc columns. Calls for the same group have the same columns.
-    reading how(const candidate & of, int64_t group, int nc);
+    // How a candidate reads in this thread's next call. Calls for the same group have the same columns.
+    reading how(const candidate & of, int64_t group);
 
 private:
     struct cell * at = nullptr;  // where it is being measured

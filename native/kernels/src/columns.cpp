@@ -4,6 +4,7 @@
 #include "ggml_api.h"
 #include "self_test.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace mtp {
@@ -77,18 +78,18 @@ columns prepare_columns(const kernel_set & kernels, const task & task, const ggm
                         const ggml_tensor * activations, char * memory) {
     const ggml_type type = column_type(weights->type);
     const int64_t * ne = activations->ne;
-    const size_t * nb = activations->nb;
     if (type == GGML_TYPE_F32) {
+        const size_t * nb = activations->nb;
         return { (const char *) activations->data, { nb[0], nb[1], nb[2], nb[3] } };
     }
     const int64_t block = block_elements(type), blocks = ne[0] / block;
     const size_t row = blocks * block_bytes(type);
-    const int64_t first = task.first(blocks), last = task.last(blocks);
-    for (int64_t i = 0; last > first && i < rows_of(activations); i++) {
-        const int64_t i1 = i % ne[1], i2 = i / ne[1] % ne[2], i3 = i / (ne[1] * ne[2]);
-        const char * from = (const char *) activations->data + i1 * nb[1] + i2 * nb[2] + i3 * nb[3];
-        quantize(kernels, type, (const float *) from + first * block, memory + i * row + first * block_bytes(type),
-                 (last - first) * block);
+    // Of many rows, a thread takes those that are its part of the operation before, too: its caches have them.
+    const int64_t all = rows_of(activations) * blocks;
+    for (int64_t at = task.first(all), last; at < task.last(all); at = last) {
+        last = std::min(task.last(all), (at / blocks + 1) * blocks);
+        quantize(kernels, type, (const float *) row_at(activations, at / blocks) + at % blocks * block,
+                 memory + at * block_bytes(type), (last - at) * block);
     }
     return { memory, { block_bytes(type), row, row * ne[1], row * ne[1] * ne[2] } };
 }

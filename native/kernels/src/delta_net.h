@@ -67,9 +67,9 @@ struct delta_net_head {
     }
 };
 
-// Floats of memory that a kernel needs: the state; deltas; decays and tokens, with the token before them.
+// Floats of memory that a kernel needs: the state; deltas; decays, keys and queries of tokens, with the token before them.
 inline int64_t delta_net_work(int64_t S, bool kda) {
-    return S * S + S + delta_net_tokens * (kda ? S : 1) + (delta_net_tokens + 1) * 3 * S;
+    return S * S + S + delta_net_tokens * (kda ? S : 1) + (delta_net_tokens + 1) * 2 * S;
 }
 
 }  // namespace mtp

@@ -119,7 +119,7 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
                 from[c] = cols.data + at.slot % x->ne[1] * cols.nb[1] + at.token * cols.nb[2];
                 to[c] = (float *) ((char *) op->data + at.slot * op->nb[1] + at.token * op->nb[2]) + r0;
             }
-            by.product(weights->ne[0], w, weights->nb[1], nr, from, to, nc, chosen.how(by, begin + c0, nc));
+            by.product(weights->ne[0], w, weights->nb[1], nr, from, to, nc, chosen.how(by, begin + c0));
         }
     });
     return true;

@@ -12,8 +12,8 @@ namespace mtp {
 
 namespace {
 
-// The rows of a product in pieces: some rows of one matrix, and all columns that they are multiplied with. The pieces of a
-// thread's share follow each other, because kernels prefetch beyond the end of a piece.
+// The rows of a product in pieces: some rows of one matrix. The pieces of a thread's share follow each other, because kernels
+// prefetch beyond the end of a piece.
 struct pieces {
     const ggml_tensor * weights;
     int64_t rows, matrix_pieces, count;
@@ -59,26 +59,32 @@ bool compute(const kernel_set & kernels, const task & task, ggml_tensor * op) {
     task.wait();
 
     choice chosen(op, per_matrix, task);
-    const int64_t own = share_begin(all.count, task.ith(), task.nth()), own_end = share_begin(all.count, task.ith() + 1, task.nth());
-    each_piece(task, all.count, [&](int64_t piece) {
+    const int64_t n = all.count * groups;
+    const int64_t own = share_begin(n, task.ith(), task.nth()), own_end = share_begin(n, task.ith() + 1, task.nth());
+    each_piece(task, n, [&](int64_t i) {
+        // Eight pieces are multiplied with a group of columns, which kernels arrange once for them, then with the next group,
+        // while they are in a cache.
+        const int64_t begin = i / (8 * groups) * 8, together = std::min<int64_t>(8, all.count - begin);
+        const int64_t piece = begin + (i - begin * groups) % together, g = (i - begin * groups) / together;
         const int64_t r0 = all.row(piece), nr = std::min(all.rows, weights->ne[1] - r0);
-        const candidate & by = chosen.next(nr * weights->nb[1], piece >= own && piece < own_end);
+        const candidate & by = chosen.next(nr * weights->nb[1], i >= own && i < own_end);
         const int64_t i02 = all.matrix(piece) % weights->ne[2], i03 = all.matrix(piece) / weights->ne[2];
-        for (int64_t g = 0; g < groups; g++) {
-            const int64_t c0 = per_matrix * g / groups;
-            const int nc = (int) (per_matrix * (g + 1) / groups - c0);
-            const void * from[LANES_MAX_COLS];
-            float * to[LANES_MAX_COLS];
-            for (int c = 0; c < nc; c++) {
-                const int64_t i1 = (c0 + c) % x->ne[1];
-                const int64_t i2 = i02 * r2 + (c0 + c) / x->ne[1] % r2;
-                const int64_t i3 = i03 * r3 + (c0 + c) / (x->ne[1] * r2);
-                from[c] = cols.data + i1 * cols.nb[1] + i2 * cols.nb[2] + i3 * cols.nb[3];
-                to[c] = (float *) ((char *) op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]) + r0;
+        const int64_t c0 = per_matrix * g / groups;
+        const int nc = (int) (per_matrix * (g + 1) / groups - c0);
+        const void * from[LANES_MAX_COLS];
+        float * to[LANES_MAX_COLS];
+        int64_t i1 = c0 % x->ne[1], i2 = c0 / x->ne[1] % r2, i3 = c0 / (x->ne[1] * r2);
+        for (int c = 0; c < nc; c++) {
+            const int64_t at2 = i02 * r2 + i2, at3 = i03 * r3 + i3;
+            from[c] = cols.data + i1 * cols.nb[1] + at2 * cols.nb[2] + at3 * cols.nb[3];
+            to[c] = (float *) ((char *) op->data + i1 * op->nb[1] + at2 * op->nb[2] + at3 * op->nb[3]) + r0;
+            if (++i1 == x->ne[1]) {
+                i1 = 0;
+                i3 += ++i2 == r2;
+                i2 %= r2;
             }
-            by.product(weights->ne[0], all.at(piece), weights->nb[1], nr, from, to, nc,
-                       chosen.how(by, all.matrix(piece) * groups + g, nc));
         }
+        by.product(weights->ne[0], all.at(piece), weights->nb[1], nr, from, to, nc, chosen.how(by, all.matrix(piece) * groups + g));
     });
     return true;
 }

@@ -146,7 +146,7 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
         char apart[panel_rows * sizeof(block)];
     };
     const size_t acc_size = (size_t) nc * panel_rows * sizeof(float);
-    using activations = typename super_panels<V, T>::columns;
+    using activations = typename super_panels<V, T>::template columns_with<false>;
     const size_t columns_size = GGML_PAD(activations::size(n, nc), 64);
     const auto in_place = [&](int tile) {
         const char * const * c = (const char * const *) cols + tile * tile_rows;
@@ -163,7 +163,7 @@ void tile_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const vo
     char * at = (char *) scratch(sizeof(memory) + acc_size + columns_size + (size_t) copies * blocks * tile_rows * QK_K);
     memory & own = *(memory *) at;
     float * const acc = (float *) (at + sizeof(memory));
-    const activations from(n, cols, nc, at + sizeof(memory) + acc_size);
+    const activations from(n, cols, nc, at + sizeof(memory) + acc_size, false);
     at += sizeof(memory) + acc_size + columns_size;
 
     column_tile y[LANES_MAX_COLS / tile_rows];

@@ -30,7 +30,7 @@ using vectors = maddubs_dots<v256>;
 }  // namespace
 
 const kernel_set avx2_kernels = {
-    "AVX2",   product_of<vectors>, attention_of<vectors>, quantize_q8_K, delta_net_rows<v256>, delta_net_fits<v256>,
+    "AVX2",   product_of<vectors>, attention_of<vectors>, quantize_q8_K<v256>, delta_net_rows<v256>, delta_net_fits<v256>,
     convolve<v256>, convolve_row,        sum_of_squares,        scale_row,     weighted_sum, last_largest, copy_block<v256>,
     multiply<vectors>,
 };

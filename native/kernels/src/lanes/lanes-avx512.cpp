@@ -36,7 +36,7 @@ using vectors = maddubs_dots<v512>;
 }  // namespace
 
 const kernel_set avx512_kernels = {
-    "AVX512", product_of<vectors>, attention_of<vectors>, quantize_q8_K, delta_net_rows<v512>, delta_net_fits<v512>,
+    "AVX512", product_of<vectors>, attention_of<vectors>, quantize_q8_K<v512>, delta_net_rows<v512>, delta_net_fits<v512>,
     convolve<v512>, convolve_row,        sum_of_squares,        scale_row,     weighted_sum, last_largest, copy_block<v512>,
     multiply<vectors>,
 };

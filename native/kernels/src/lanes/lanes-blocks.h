@@ -243,9 +243,9 @@ template <class V, class T> struct block_panels {
 
         static size_t size(int64_t n, int nc) { return nc * (n / QK8_0) * (sizeof(float) + halves<T> * sizeof(block_sum<T>)); }
 
-        columns(int64_t n, const void * const * cols, int nc, char * memory) :
+        columns(int64_t n, const void * const * cols, int nc, char * memory, bool again) :
             cols(cols), d((float *) memory), sum((block_sum<T> *) (d + nc * (n / QK8_0))), blocks(n / QK8_0) {
-            for (int c = 0; c < nc; c++) {
+            for (int c = 0; c < nc && !again; c++) {
                 const block_q8_0 * y = (const block_q8_0 *) cols[c];
                 for (int64_t b = 0; b < blocks; b++) {
                     d[c * blocks + b] = _cvtsh_ss(y[b].d);
@@ -422,10 +422,9 @@ template <class V, class T> struct block_panels {
         }
     }
 
-    static void finish(const float * acc, float * to, int n) {
-        for (int r = 0; r < n; r++) {
-            to[r] = (acc[r] + acc[2 * rows + r]) + (acc[rows + r] + acc[3 * rows + r]);
-        }
+    LANES_INLINE F sum(const float * acc) {
+        const auto part = [acc](int i) LANES_ALWAYS { return V::load_f32(acc + i * rows); };
+        return V::addf(V::addf(part(0), part(2)), V::addf(part(1), part(3)));
     }
 };
 
@@ -433,7 +432,7 @@ template <class V, class T>
 void block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
                    reading how) {
     if (uses_panels(how, nc)) {
-        panel_product<V, block_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc);
+        panel_product<V, block_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc, how.again);
     } else {
         mul_mat<V, small_blocks<T>>(n, w, stride, nr, cols, dst, nc, how);
     }

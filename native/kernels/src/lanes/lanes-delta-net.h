@@ -1,8 +1,8 @@
 // The gated delta net of one head, see ../delta_net.h.
 //
 // Rows do not depend on each other. So a block of rows, which stays in the L1 cache, processes some tokens before the next
-// one, and the end of a token and the beginning of the next are one pass over it. The tokens are gathered first: those of
-// one head are far apart in memory, where many of them would share few lines of a cache. A token's result does not depend
+// one, and the end of a token and the beginning of the next are one pass over it. Keys and queries are gathered first: those
+// of one head are far apart in memory, where many of them would share few lines of a cache. A token's result does not depend
 // on the tokens of its batch.
 
 #pragma once
@@ -91,7 +91,7 @@ template <class V> void delta_net_begin(const delta_net_head & h, int64_t j0, in
 }
 
 // Rows j0 to j1: the end of token t - 1 and the beginning of token t, from s_in to s_next.
-// x: k, q and a place for the output of token t - 1, then k, q and v of token t.
+// x: k and q of token t - 1, then those of token t.
 template <class V, bool KDA, int64_t N>
 void delta_net_block(const delta_net_head & h, int64_t t, int64_t j0, int64_t j1, const float * s_in, float * s_next,
                      float * delta, const float * decay, float * x) {
@@ -103,6 +103,12 @@ void delta_net_block(const delta_net_head & h, int64_t t, int64_t j0, int64_t j1
     float * s_out = end ? h.state_of(t - 1) : nullptr;
     float * deltas = begin ? h.deltas_of(t) : nullptr;
     const float beta = begin ? *(const float *) (h.beta + t * h.nbb) : 0.0f;
+    const float * v = (const float *) (h.v + t * h.nbv);
+    float * attn = h.attn + (t - 1) * h.attn_stride;
+    for (int64_t j = j0; j < j1; j += 16) {
+        __builtin_prefetch(h.v + (t + 2) * h.nbv + j * sizeof(float));
+        __builtin_prefetch(attn + 2 * h.attn_stride + j, 1);
+    }
 
     const auto step = !end   ? delta_net_step<V, false, true, false, KDA, N>
                       : !begin ? s_out ? delta_net_step<V, true, false, true, KDA, N> : delta_net_step<V, true, false, false, KDA, N>
@@ -120,13 +126,13 @@ void delta_net_block(const delta_net_head & h, int64_t t, int64_t j0, int64_t j1
             __builtin_prefetch(next + 64 * i);
         }
         float sums_q[R], sums_k[R];
-        step(S, s_in + j * S, s_out ? s_out + j * S : nullptr, s_next + j * S, x, x + S, delta + j, sums_q, x + 3 * S, decay, sums_k);
+        step(S, s_in + j * S, s_out ? s_out + j * S : nullptr, s_next + j * S, x, x + S, delta + j, sums_q, x + 2 * S, decay, sums_k);
 
         for (int r = 0; end && r < R; r++) {
-            x[2 * S + j + r] = sums_q[r] * h.scale;
+            attn[j + r] = sums_q[r] * h.scale;
         }
         for (int r = 0; begin && r < R; r++) {
-            delta[j + r] = (x[5 * S + j + r] - sums_k[r]) * beta;
+            delta[j + r] = (v[j + r] - sums_k[r]) * beta;
         }
         if (deltas) {
             memcpy(deltas + j, delta + j, R * sizeof(float));
@@ -155,15 +161,14 @@ template <class V> void delta_net_rows(const delta_net_head & h, float * work) {
     for (int64_t t0 = 0; n > 0 && t0 <= n; t0 += delta_net_tokens) {
         const int64_t t1 = t0 + delta_net_tokens < n + 1 ? t0 + delta_net_tokens : n + 1;
 
-        // token t at x + (t - t0 + 1) * 3 * S
+        // token t at x + (t - t0 + 1) * 2 * S
         if (t0 > 0) {
-            memcpy(x, x + delta_net_tokens * 3 * S, 2 * S * sizeof(float));
+            memcpy(x, x + delta_net_tokens * 2 * S, 2 * S * sizeof(float));
         }
         for (int64_t t = t0; t < t1 && t < n; t++) {
-            float * xt = x + (t - t0 + 1) * 3 * S;
+            float * xt = x + (t - t0 + 1) * 2 * S;
             memcpy(xt, h.k + t * h.nbk, S * sizeof(float));
             memcpy(xt + S, h.q + t * h.nbq, S * sizeof(float));
-            memcpy(xt + 2 * S, h.v + t * h.nbv, S * sizeof(float));
             h.decay(t, decay + (t - t0) * n_decay);
         }
         for (int64_t j0 = 0; j0 < S; j0 += state_block) {
@@ -173,11 +178,8 @@ template <class V> void delta_net_rows(const delta_net_head & h, float * work) {
                 delta_net_begin<V>(h, j0, j1, rows(0));
             }
             for (int64_t t = t0; t < t1; t++) {
-                block(h, t, j0, j1, rows(t > 0 ? t - 1 : 0), rows(t), delta, decay + (t - t0) * n_decay, x + (t - t0) * 3 * S);
+                block(h, t, j0, j1, rows(t > 0 ? t - 1 : 0), rows(t), delta, decay + (t - t0) * n_decay, x + (t - t0) * 2 * S);
             }
-        }
-        for (int64_t t = t0 > 0 ? t0 : 1; t < t1; t++) {
-            memcpy(h.attn + (t - 1) * h.attn_stride, x + (t - t0) * 3 * S + 2 * S, S * sizeof(float));
         }
     }
 }

@@ -107,7 +107,7 @@ struct tq2_0 : unrolled {
 template <class F> struct sixteens {
     using block = typename F::block;
     static constexpr bool has_min = F::has_min;
-    static constexpr int sub_block = 16, max_code = F::max_code;
+    static constexpr int sub_block = 16, max_code = F::max_code, bias = 1 << F::bias_bits;
     template <class V> static constexpr int least = 8;
 
     // Scales, and what is multiplied with the sums of the activations: the minima, or what the bias adds to each code.

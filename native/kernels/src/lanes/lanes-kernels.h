@@ -120,6 +120,7 @@ template <size_t Bytes> LANES_INLINE void fetch(const char * p, const rows_ahead
 template <class V, class K>
 void mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
              reading how) {
+    how.again = how.again && nc <= LANES_COLS;  // several calls of the kernel share its memory
     for (; nc > LANES_COLS; nc -= LANES_COLS, cols += LANES_COLS, dst += LANES_COLS) {
         K::template product<V, LANES_COLS>(n, w, stride, nr, cols, dst, how);
     }

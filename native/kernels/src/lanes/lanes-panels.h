@@ -31,30 +31,26 @@ struct fetching {
 //     P::bytes(n)           that n elements of a row take; a stretch at the end of a row may be shorter
 //     P::unpacked           a stretch of the rows
 //     P::unpack(p, stride, parts, to)
-//     P::column             a stretch of a column; P::columns(n, cols, nc, memory) has them all, in columns::size(n, nc) bytes
+//     P::column             a stretch of a column; P::columns(n, cols, nc, memory, again) has them all, in columns::size(n, nc)
+//                           bytes, which the call before filled if `again`
 //     P::tile<C>(w, columns, parts, acc, next)   acc[c] += the stretch of the rows times that of each of C columns
-//     P::sums               floats of acc for each row and column, and finish(acc, to, n) adds them up for n rows
+//     P::sums               floats of acc for each row and column, and sum(acc) adds them up for a vector of rows
 template <class V, class P> struct panel_product {
     static constexpr int rows = P::rows;
 
-    static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc) {
+    static void product(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
+                        bool again) {
         const size_t columns_size = GGML_PAD(P::columns::size(n, nc), 64), acc_size = nc * rows * P::sums * sizeof(float);
         const size_t stretch_size = P::bytes(P::length);
         char * memory = (char *) scratch(sizeof(typename P::unpacked) + columns_size + acc_size + rows * stretch_size);
         auto * unpacked = (typename P::unpacked *) memory;
-        const typename P::columns from(n, cols, nc, memory + sizeof(*unpacked));
+        const typename P::columns from(n, cols, nc, memory + sizeof(*unpacked), again);
         float * acc = (float *) (memory + sizeof(*unpacked) + columns_size);
         char * apart = (char *) acc + acc_size;
 
         for (int64_t r0 = 0; r0 < nr; r0 += rows) {
             const int take = nr - r0 < rows ? (int) (nr - r0) : rows;
             memset(acc, 0, acc_size);
-            // The stores at the end of this panel (of the first one) and of the next one shall find their cache lines.
-            for (int c = 0; c < nc; c++) {
-                for (int64_t r = r0 == 0 ? 0 : r0 + rows; r < nr && r < r0 + 2 * rows; r += vector_rows<V>) {
-                    __builtin_prefetch(dst[c] + r, 1);
-                }
-            }
             for (int64_t k = 0; k < n; k += P::length) {
                 const int parts = (int) ((n - k < P::length ? n - k : P::length) / (P::length / P::parts));
                 const size_t size = P::bytes(parts * (P::length / P::parts));
@@ -82,6 +78,10 @@ template <class V, class P> struct panel_product {
                     typename P::column y[P::tile_columns];
                     for (int i = 0; i < some; i++) {
                         y[i] = from.at(c + i, k);
+                        // The stores at the end of the panel shall find their cache lines.
+                        for (int r = 0; k == 0 && r < take; r += vector_rows<V>) {
+                            __builtin_prefetch(dst[c + i] + r0 + r, 1);
+                        }
                     }
                     columns(some, unpacked, y, parts, acc + c * rows * P::sums, next);
                     next.at += parts * next.bytes;
@@ -89,8 +89,20 @@ template <class V, class P> struct panel_product {
                 }
             }
             for (int c = 0; c < nc; c++) {
-                P::finish(acc + c * rows * P::sums, dst[c] + r0, take);
+                store(acc + c * rows * P::sums, dst[c] + r0, take);
             }
+        }
+    }
+
+    // The sums of the first n rows of a column
+    LANES_INLINE void store(const float * acc, float * to, int n) {
+        alignas(64) float all[rows];
+        LANES_UNROLL
+        for (int v = 0; v < P::vectors; v++) {
+            V::store_f32((n < rows ? all : to) + v * vector_rows<V>, P::sum(acc + v * vector_rows<V>));
+        }
+        if (n < rows) {
+            memcpy(to, all, n * sizeof(float));
         }
     }
 
@@ -128,33 +140,47 @@ template <class V, class T> struct super_panels {
     // A block of a column
     struct column {
         const block_q8_K * y;
-        const int16_t * sums;  // of 32 elements, or of 16 where T::least takes these
+        const int16_t * sums;    // without biases: of 32 elements, or of 16 where T::least takes these
+        const int32_t * biases;  // what the sum of each part begins with, because T's codes are too large
     };
 
-    struct columns {
+    // Whether products begin with biases: that takes none for T::least.
+    static constexpr bool has_biases = V::wide_dots && !T::has_min && T::template least<V> > 0;
+
+    template <bool Biases> struct columns_with {
         const void * const * cols;
-        int16_t * pairs;
+        char * memory;
         int64_t blocks;
 
-        static size_t size(int64_t n, int nc) { return nc * (n / QK_K) * 8 * sizeof(int16_t); }
+        // of a block, in memory
+        static constexpr size_t block_size = Biases ? parts * sizeof(int32_t) : T::template least<V> == 4 ? 8 * sizeof(int16_t) : 0;
+        static size_t size(int64_t n, int nc) { return nc * (n / QK_K) * block_size; }
 
-        columns(int64_t n, const void * const * cols, int nc, char * memory) : cols(cols), pairs((int16_t *) memory), blocks(n / QK_K) {
-            if (T::template least<V> == 4) {
-                for (int c = 0; c < nc; c++) {
-                    for (int64_t b = 0; b < blocks; b++) {
-                        const __m128i * y = (const __m128i *) ((const block_q8_K *) cols[c])[b].bsums;
-                        _mm_storeu_si128((__m128i *) pairs + c * blocks + b, _mm_hadd_epi16(_mm_loadu_si128(y), _mm_loadu_si128(y + 1)));
+        columns_with(int64_t n, const void * const * cols, int nc, char * memory, bool again) :
+            cols(cols), memory(memory), blocks(n / QK_K) {
+            for (int c = 0; c < nc && block_size > 0 && !again; c++) {
+                const block_q8_K * y = (const block_q8_K *) cols[c];
+                for (int64_t b = 0; b < blocks; b++, y++, memory += block_size) {
+                    if constexpr (Biases) {
+                        for (int i = 0; i < parts; i++) {
+                            ((int32_t *) memory)[i] = -T::bias * (parts == 16 ? y->bsums[i] : y->bsums[2 * i] + y->bsums[2 * i + 1]);
+                        }
+                    } else {
+                        const auto half = [y](int i) { return _mm_loadu_si128((const __m128i *) y->bsums + i); };
+                        _mm_storeu_si128((__m128i *) memory, _mm_hadd_epi16(half(0), half(1)));
                     }
                 }
             }
         }
         column at(int c, int64_t k) const {
             const block_q8_K * y = (const block_q8_K *) cols[c] + k / QK_K;
-            return { y, T::template least<V> == 4 ? pairs + (c * blocks + k / QK_K) * 8 : y->bsums };
+            const char * own = memory + (c * blocks + k / QK_K) * block_size;
+            return { y, block_size > 0 ? (const int16_t *) own : y->bsums, (const int32_t *) own };
         }
     };
+    using columns = columns_with<has_biases>;
 
-    static void finish(const float * acc, float * to, int n) { memcpy(to, acc, n * sizeof(float)); }
+    LANES_INLINE typename V::F sum(const float * acc) { return V::load_f32(acc); }
 
     // Unpacks a block of each row. It and tile are functions of their own, and aligned: such long code runs up to a
     // fifth slower elsewhere.
@@ -180,7 +206,7 @@ template <class V, class T> struct super_panels {
                 sum[v][c] = V::zero();
             }
         }
-        if constexpr (least > 0 && !T::has_min) {
+        if constexpr (least > 0 && !T::has_min && !has_biases) {
             least_sums<C>(w, columns, sum);
         }
         const I * codes = w[0].codes;
@@ -195,7 +221,7 @@ template <class V, class T> struct super_panels {
                 for (int c = 0; c < C; c++) {
                     LANES_UNROLL
                     for (int v = 0; v < vectors; v++) {
-                        dot[v][c] = V::zero();
+                        dot[v][c] = has_biases ? V::broadcast(columns[c].biases + s) : V::zero();
                     }
                 }
                 LANES_UNROLL
@@ -275,7 +301,7 @@ template <class V, class T>
 void super_block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
                          reading how) {
     if (uses_panels(how, nc)) {
-        panel_product<V, super_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc);
+        panel_product<V, super_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc, how.again);
     } else {
         mul_mat<V, super_blocks<T>>(n, w, stride, nr, cols, dst, nc, how);
     }

@@ -249,7 +249,7 @@ struct q6_K {
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_hi(lane_tails<V>(head)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I *) { return V::zerof(); }
 
-    static constexpr int sub_block = 16, max_code = 63;
+    static constexpr int sub_block = 16, max_code = 63, bias = 32;
     template <class V> static constexpr int least = 8;
 
     template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
@@ -346,7 +346,7 @@ struct iq4_xs {
     template <class V> LANES_INLINE typename V::F d(const typename V::I * head) { return V::half_lo(lane_heads<V>(head)); }
     template <class V> LANES_INLINE typename V::F dmin(const typename V::I *) { return V::zerof(); }
 
-    static constexpr int sub_block = 32, max_code = 127;
+    static constexpr int sub_block = 32, max_code = 127, bias = 128;
     template <class V> static constexpr int least = V::offset_codes ? 4 : 0;
 
     template <class V> LANES_INLINE void unpack(const char * p, size_t stride, const size_t * lane, unpacked_rows<V> & to) {
@@ -516,7 +516,7 @@ template <class T> struct super_blocks {
                     if constexpr (T::has_min) {
                         x = V::fnma(dmin, V::to_float(lane_sums<V>(least[m])), x);
                     }
-                    V::store_in_order(from[stream].part[m] + step * 4 * V::count, x);
+                    V::store(from[stream].part[m] + step * 4 * V::count, V::ordered(V::as_int(x)));
                 }
             }
         }

@@ -60,6 +60,8 @@ struct v256 {
     LANES_INLINE I mullo32(I a, I b) { return _mm256_mullo_epi32(a, b); }
     template <int N> LANES_INLINE I sra32(I a) { return _mm256_srai_epi32(a, N); }
     LANES_INLINE I shuffle8(I a, I pick) { return _mm256_shuffle_epi8(a, pick); }
+    LANES_INLINE I packs32(I a, I b) { return _mm256_packs_epi32(a, b); }
+    LANES_INLINE I packs16(I a, I b) { return _mm256_packs_epi16(a, b); }
     LANES_INLINE I maddubs(I u, I s) { return _mm256_maddubs_epi16(u, s); }
     LANES_INLINE I abs8(I a) { return _mm256_abs_epi8(a); }
     LANES_INLINE I negative8(I a) { return _mm256_cmpgt_epi8(zero(), a); }  // -1 where a is, and 0
@@ -81,6 +83,13 @@ struct v256 {
     LANES_INLINE F addf(F a, F b) { return _mm256_add_ps(a, b); }
     LANES_INLINE F subf(F a, F b) { return _mm256_sub_ps(a, b); }
     LANES_INLINE F maxf(F a, F b) { return _mm256_max_ps(a, b); }
+    LANES_INLINE F minf(F a, F b) { return _mm256_min_ps(a, b); }
+    LANES_INLINE float largest(F a) {
+        const __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        const __m128 y = _mm_max_ps(x, _mm_movehl_ps(x, x));
+        return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+    }
+    LANES_INLINE I to_int(F a) { return _mm256_cvtps_epi32(a); }
     LANES_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
     LANES_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
     LANES_INLINE F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
@@ -139,8 +148,10 @@ struct v256 {
     }
 
     // element i of each lane, lane by lane
-    LANES_INLINE void store_in_order(float * p, F a) {
-        _mm256_storeu_ps(p, _mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    LANES_INLINE I ordered(I a) { return _mm256_permutevar8x32_epi32(a, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); }
+    LANES_INLINE void store(void * p, I a) { _mm256_storeu_si256((__m256i *) p, a); }
+    LANES_INLINE void store_words(int16_t * p, I a) {
+        _mm_storeu_si128((__m128i *) p, _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
     }
 
     template <int L> LANES_INLINE __m128 lane(F a) { return _mm256_extractf128_ps(a, L); }

@@ -61,6 +61,8 @@ struct v512 {
     LANES_INLINE I mullo32(I a, I b) { return _mm512_mullo_epi32(a, b); }
     template <int N> LANES_INLINE I sra32(I a) { return _mm512_srai_epi32(a, N); }
     LANES_INLINE I shuffle8(I a, I pick) { return _mm512_shuffle_epi8(a, pick); }
+    LANES_INLINE I packs32(I a, I b) { return _mm512_packs_epi32(a, b); }
+    LANES_INLINE I packs16(I a, I b) { return _mm512_packs_epi16(a, b); }
     LANES_INLINE I maddubs(I u, I s) { return _mm512_maddubs_epi16(u, s); }
     LANES_INLINE I abs8(I a) { return _mm512_abs_epi8(a); }
     LANES_INLINE I negative8(I a) { return _mm512_movm_epi8(_mm512_movepi8_mask(a)); }
@@ -84,6 +86,9 @@ struct v512 {
     LANES_INLINE F addf(F a, F b) { return _mm512_add_ps(a, b); }
     LANES_INLINE F subf(F a, F b) { return _mm512_sub_ps(a, b); }
     LANES_INLINE F maxf(F a, F b) { return _mm512_max_ps(a, b); }
+    LANES_INLINE F minf(F a, F b) { return _mm512_min_ps(a, b); }
+    LANES_INLINE float largest(F a) { return _mm512_reduce_max_ps(a); }
+    LANES_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
     LANES_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     LANES_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
     LANES_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
@@ -142,10 +147,11 @@ struct v512 {
     }
 
     // element i of each lane, lane by lane
-    LANES_INLINE void store_in_order(float * p, F a) {
-        const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        _mm512_storeu_ps(p, _mm512_permutexvar_ps(order, a));
+    LANES_INLINE I ordered(I a) {
+        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), a);
     }
+    LANES_INLINE void store(void * p, I a) { _mm512_storeu_si512(p, a); }
+    LANES_INLINE void store_words(int16_t * p, I a) { _mm256_storeu_si256((__m256i *) p, _mm512_cvtepi32_epi16(a)); }
 
     template <int L> LANES_INLINE __m128 lane(F a) { return _mm512_extractf32x4_ps(a, L); }
     LANES_INLINE __m128 add_lanes(F a) {
