@@ -217,11 +217,10 @@ def test_the_maximum_is_the_last_of_equal_ones(sweep: Sweep) -> None:
         np.testing.assert_allclose(found[f"softmax/{n}"][:12], exact, rtol=1e-5, err_msg=n)
 
 
-def test_activations_are_quantized_to_the_bytes_of_the_reference(sweep: Sweep) -> None:
-    found = sweep("")
-    ours, reference = found["q8_K"], found["q8_K reference"]
-    assert (ours[0] == 0).all()  # of a zero block the reference leaves the sums as they were
-    assert ours.tobytes() == reference.tobytes()
+def test_activations_are_quantized_as_by_the_reference(found: Arrays) -> None:
+    assert (found["q8_K"][0] == 0).all()
+    assert (found["q8_K"] != 0).mean() > 0.9
+    np.testing.assert_array_equal(found["q8_K"], found["q8_K reference"])
 
 
 def test_the_backend_names_its_kernels(sweep: Sweep) -> None:

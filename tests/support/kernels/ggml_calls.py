@@ -157,7 +157,6 @@ class Ggml:
             ("ggml_backend_cpu_set_n_threads", None, c_void_p, c_int),
             ("ggml_backend_cpu_reg", c_void_p),
             ("ggml_backend_cpu_buffer_type", c_void_p),
-            ("quantize_row_q8_K", None, c_void_p, c_void_p, c_int64),
         ):
             function = getattr(self.cpu, name)
             function.restype, function.argtypes = result, arguments
@@ -544,9 +543,9 @@ class Ggml:
             threads, lambda c, t: scale(c, *t, by), [(F32, rows.shape[::-1], rows)]
         ).reshape(rows.shape)
 
-    def quantized(self, x: Floats) -> tuple[bytes, bytes]:
-        """Blocks of 256 of `x` as block_q8_K, by the CPU backend and by ggml's reference."""
-        out = np.zeros((2, x.size // 256 * 292), np.uint8)
-        self.cpu.quantize_row_q8_K(x.ctypes.data, out[0].ctypes.data, x.size)
-        self.base.quantize_row_q8_K_ref(x.ctypes.data, out[1].ctypes.data, x.size)
-        return out[0].tobytes(), out[1].tobytes()
+    def quantized(self, x: Floats) -> npt.NDArray[np.void]:
+        """What ggml's reference makes of blocks [n, 256] for products: block_q8_K."""
+        block = [("scale", "<f4"), ("quants", "i1", 256), ("sums", "<i2", 16)]
+        out = np.zeros(len(x), block)
+        self.base.quantize_row_q8_K_ref(x.ctypes.data, out.ctypes.data, x.size)
+        return out

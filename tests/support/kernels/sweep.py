@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 
@@ -421,8 +420,12 @@ def scaled_rows(ggml: Ggml) -> dict[str, Floats]:
     return found
 
 
-def activations(ggml: Ggml) -> dict[str, npt.NDArray[np.uint8]]:
-    """Blocks that quantizing takes differently: ordinary, zero, tiny, huge, with two largest."""
+def activations(ggml: Ggml) -> dict[str, Floats]:
+    """Blocks that quantizing takes differently, and what the reference makes of them.
+
+    Ordinary, zero, tiny and huge ones, and such with two largest. Products with unit vectors show
+    each element; the sums of a block are needed because codes of Q6_K have a bias.
+    """
     blocks = np.random.default_rng(8).standard_normal((64, 256), np.float32)
     blocks[0] = 0
     blocks[1] *= 1e-30
@@ -431,10 +434,11 @@ def activations(ggml: Ggml) -> dict[str, npt.NDArray[np.uint8]]:
         blocks[i, [3 * i, 255 - 3 * i]] = (9, -9) if i % 2 else (-9, 9)
     blocks[32, 255] = 50
     blocks[33, 0] = -50
-    ours, reference = ggml.quantized(blocks.reshape(-1))
+    units = ggml.encode(TYPES["Q6_K"], np.eye(256, dtype=np.float32))
+    reference = ggml.quantized(blocks)
     return {
-        "q8_K": np.frombuffer(ours, np.uint8).reshape(64, 292),
-        "q8_K reference": np.frombuffer(reference, np.uint8).reshape(64, 292),
+        "q8_K": ggml.product(TYPES["Q6_K"], units, 256, blocks, 3),
+        "q8_K reference": reference["quants"] * reference["scale"][:, None],
     }
 
 

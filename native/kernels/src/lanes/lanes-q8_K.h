@@ -1,10 +1,9 @@
-// Activations for products with blocks of 256: the bytes of ggml's quantize_row_q8_K.
+// Activations for products with blocks of 256: the numbers of ggml's quantize_row_q8_K. There the largest element is always -127;
+// here it has its sign, which changes no bit of a product.
 
 #pragma once
 
 #include "lanes-kernels.h"
-
-#include <math.h>
 
 namespace mtp {
 namespace {
@@ -15,23 +14,17 @@ template <class V> void quantize_q8_K(const float * x, block_q8_K * y, int64_t b
     const I one8 = V::set8(1), one16 = V::set16(1);
 
     for (; blocks > 0; blocks--, x += QK_K, y++) {
-        auto most = V::zerof(), least = V::zerof();  // without NaNs: these instructions return the second operand then
+        auto most = V::zerof();  // without NaNs: the instruction returns its second operand then
         for (int j = 0; j < QK_K; j += V::floats) {
             __builtin_prefetch(x + 2 * QK_K + j);
-            most = V::maxf(V::load_f32(x + j), most);
-            least = V::minf(V::load_f32(x + j), least);
+            most = V::maxf(V::as_float(V::and_(V::as_int(V::load_f32(x + j)), V::set32(INT32_MAX))), most);
         }
-        const float above = V::largest(most), below = V::largest(V::subf(V::zerof(), least));
-        if (above == 0.0f && below == 0.0f) {
+        const float largest = V::largest(most);
+        if (largest == 0.0f) {
             memset(y, 0, sizeof(*y));
             continue;
         }
-        // The first of the largest gives the scale its sign.
-        int first = 0;
-        while (above == below && fabsf(x[first]) != above) {
-            first++;
-        }
-        const float iscale = -127.f / (above == below ? x[first] : above > below ? above : -below);
+        const float iscale = 127.f / largest;
         const auto scale = V::setf(iscale);
         I sums[QK_K / together];  // of four elements
         LANES_UNROLL

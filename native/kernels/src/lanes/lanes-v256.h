@@ -83,7 +83,6 @@ struct v256 {
     LANES_INLINE F addf(F a, F b) { return _mm256_add_ps(a, b); }
     LANES_INLINE F subf(F a, F b) { return _mm256_sub_ps(a, b); }
     LANES_INLINE F maxf(F a, F b) { return _mm256_max_ps(a, b); }
-    LANES_INLINE F minf(F a, F b) { return _mm256_min_ps(a, b); }
     LANES_INLINE float largest(F a) {
         const __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         const __m128 y = _mm_max_ps(x, _mm_movehl_ps(x, x));

@@ -86,7 +86,6 @@ struct v512 {
     LANES_INLINE F addf(F a, F b) { return _mm512_add_ps(a, b); }
     LANES_INLINE F subf(F a, F b) { return _mm512_sub_ps(a, b); }
     LANES_INLINE F maxf(F a, F b) { return _mm512_max_ps(a, b); }
-    LANES_INLINE F minf(F a, F b) { return _mm512_min_ps(a, b); }
     LANES_INLINE float largest(F a) { return _mm512_reduce_max_ps(a); }
     LANES_INLINE I to_int(F a) { return _mm512_cvtps_epi32(a); }
     LANES_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
