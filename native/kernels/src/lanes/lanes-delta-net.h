@@ -105,6 +105,7 @@ void delta_net_block(const delta_net_head & h, int64_t t, int64_t j0, int64_t j1
     const float beta = begin ? *(const float *) (h.beta + t * h.nbb) : 0.0f;
     const float * v = (const float *) (h.v + t * h.nbv);
     float * attn = h.attn + (t - 1) * h.attn_stride;
+    // Each token's are in other pages, where CPUs do not prefetch. Beyond the last token this is harmless.
     for (int64_t j = j0; j < j1; j += 16) {
         __builtin_prefetch(h.v + (t + 2) * h.nbv + j * sizeof(float));
         __builtin_prefetch(attn + 2 * h.attn_stride + j, 1);

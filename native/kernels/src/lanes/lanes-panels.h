@@ -141,10 +141,10 @@ template <class V, class T> struct super_panels {
     struct column {
         const block_q8_K * y;
         const int16_t * sums;    // without biases: of 32 elements, or of 16 where T::least takes these
-        const int32_t * biases;  // what the sum of each part begins with, because T's codes are too large
+        const int32_t * biases;  // with biases: minus T::bias times the activations of each part
     };
 
-    // Whether products begin with biases: that takes none for T::least.
+    // Whether the sum of each part begins with its bias, so that no product with T::least is needed.
     static constexpr bool has_biases = V::wide_dots && !T::has_min && T::template least<V> > 0;
 
     template <bool Biases> struct columns_with {
