@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mtp_gguf.gguf_tools.profile import AUTO, impossible_speed
 
-from .result import ALL, Analysis, TextResult
+from .result import ALL, LOOKUP, Analysis, BenchResult, TextResult, pairs_of
 
 # A smaller gain counts as none: runs on a quiet machine differ by about as much.
 LEAST_GAIN = 0.03
@@ -61,6 +61,24 @@ def _speedups(best: TextResult, plain: TextResult) -> dict[str, float]:
         "acceptance": (int(best.depth) + 1) / best.tokens_per_cycle,
     }
     return {name: max(times, 1.0) for name, times in speedups.items()}
+
+
+def sentence_of(result: BenchResult) -> str:
+    """Return what drafting gains, in a sentence; of drafts from the text if no head drafted."""
+    if result.analysis:
+        return result.analysis.sentence
+    first = [(LOOKUP, text.context) for text in result.texts[:1]]
+    found = [pair for pair in pairs_of(result) if (pair.depth, pair.context) in first]
+    gains = {pair.kind: pair.ratio for pair in found}
+    whole = gains.pop(ALL, None)
+    if whole is None:
+        return ""
+    least, most = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
+    between = f", from {gains[least]:.2f} ({least}) to {gains[most]:.2f} ({most})"
+    return (
+        f"drafts from the text are {whole:.2f} times as fast as no drafting"
+        f"{between if least != most else ''}."
+    )
 
 
 def contradictions(texts: Sequence[TextResult]) -> list[str]:

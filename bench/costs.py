@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import perf_counter
 
 from mtp_gguf.native.checkpoint import Checkpoint
 
 from .interleaved import rotated
 from .model import BenchModel, Setting
+from .options import COST_DEPTH
 from .result import CycleCosts, PrefillCosts
 from .stats import summarize
 
@@ -26,6 +28,8 @@ def cycle_costs(
 ) -> CycleCosts:
     """Measure cycles of every depth up to the setting's, interleaved, with all drafts rejected.
 
+    With a depth of 0 no head drafts: then the trunk's batches are measured alone.
+
     Each depth runs in a session with the snapshots that this depth needs, so that its cost is what
     generating at that depth costs.
 
@@ -36,6 +40,8 @@ def cycle_costs(
         step: called after each block.
 
     """
+    if setting.max_depth == 0:
+        return _batch_costs(model, setting, prompt, blocks * cycles, prefix, step)
     depths = range(setting.max_depth + 1)
     verify: list[list[float]] = [[] for _ in depths]
     draft: list[list[float]] = [[] for _ in depths]
@@ -71,6 +77,34 @@ def cycle_costs(
     )
 
 
+def _batch_costs(
+    model: BenchModel,
+    setting: Setting,
+    prompt: Sequence[int],
+    rounds: int,
+    prefix: Checkpoint | None,
+    step: Callable[[], None],
+) -> CycleCosts:
+    """Measure batches of 1 to COST_DEPTH + 1 tokens, interleaved, after one round of warm-up."""
+    sizes = range(1, COST_DEPTH + 2)
+    times: list[list[float]] = [[] for _ in sizes]
+    with model.session(setting) as session:
+        for i in range(rounds + 1):
+            for size in rotated(sizes, i):
+                session.remove(0)
+                if prefix:
+                    session.restore(prefix)
+                session.decode(prompt)
+                batch = [session.argmax()] * size
+                start = perf_counter()
+                session.decode(batch, all_logits=True)
+                if i:
+                    times[size - 1].append((perf_counter() - start) * 1e3)
+            step()
+    length = len(prompt) + (prefix.length if prefix else 0)
+    return CycleCosts(length, tuple(map(summarize, times)), (), summarize([0.0]))
+
+
 def prefill_costs(
     model: BenchModel,
     setting: Setting,
@@ -78,13 +112,17 @@ def prefill_costs(
     rounds: int,
     step: Callable[[], None],
 ) -> PrefillCosts:
-    """Measure a prompt without and with a head, interleaved, after one round of warm-up."""
+    """Measure a prompt without and with a head, interleaved, after one round of warm-up.
+
+    setting: with the head; of depth 0 if there is none.
+    """
     plain: list[float] = []
     trunk: list[float] = []
     head: list[float] = []
     without_head = Setting(0, rollback=setting.rollback)
+    compared = (without_head, setting) if setting.max_depth else (without_head,)
     for i in range(rounds + 1):
-        for current in rotated((without_head, setting), i):
+        for current in rotated(compared, i):
             with model.session(current) as session:
                 session.decode(prompt)
                 stats = session.stats()
@@ -96,4 +134,5 @@ def prefill_costs(
                 trunk.append(stats.prefill_ms)
                 head.append(stats.prefill_head_ms)
         step()
-    return PrefillCosts(len(prompt), summarize(plain), summarize(trunk), summarize(head))
+    of_head = [summarize(times) if times else None for times in (trunk, head)]
+    return PrefillCosts(len(prompt), summarize(plain), *of_head)

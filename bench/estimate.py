@@ -35,7 +35,8 @@ class Estimate:
         """Milliseconds of generating `tokens` tokens, without the prompt."""
         per_cycle = sum(self.acceptance**i for i in range(depth + 1))
         verify = self.verify_ms[min(depth, len(self.verify_ms) - 1)]
-        draft = self.draft_ms[min(depth, len(self.draft_ms)) - 1] if depth else 0.0
+        chain = min(depth, len(self.draft_ms))
+        draft = self.draft_ms[chain - 1] if chain else 0.0
         return tokens / per_cycle * (verify + draft)
 
     def round_of_cycles_ms(self) -> float:
@@ -49,7 +50,7 @@ def probe(
     prompt: Sequence[int],
     clock: Callable[[], float] = perf_counter,
 ) -> Estimate:
-    """Measure for a few seconds. setting: has the largest depth whose costs are wanted.
+    """Measure for a few seconds. setting: as for `cycle_costs`.
 
     A text is generated before anything is timed: it brings the file into memory, which can take
     longer than everything that follows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -47,11 +47,12 @@ def work_of(model: Model) -> Work:
     RequestError if the file does not tell which layers are the trunk's. The cache of attention
     and activations are not counted.
     """
-    layers = model.head.trunk_layers
+    # Other models have no head, and their states are not known.
+    layers = model.head.trunk_layers if model.head.is_known else inf
     experts = model.first.integer(f"{model.architecture}.expert_count") or 1
     used = model.first.integer(f"{model.architecture}.expert_used_count") or 1
     output = _OUTPUT if _OUTPUT in model.tensors else _EMBEDDING
-    nbytes, products = 2 * state_bytes(model), 0
+    nbytes, products = 2 * state_bytes(model) if model.head.is_known else 0, 0
     for tensor in model.tensors.values():
         block = block_of(tensor.name)
         if (block is not None and block >= layers) or tensor.name == _EMBEDDING != output:

@@ -24,6 +24,7 @@ from mtp_gguf.native.libraries.loaded import device_name
 from mtp_gguf.native.libraries.replay import keeps_snapshots
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
+from mtp_gguf.native.vocabulary import tokenize
 
 N_BATCH = 512
 
@@ -116,11 +117,8 @@ class BenchModel:
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; none are added. special: recognize special tokens in it."""
-        raw = text.encode("utf-8", "replace")
-        room = len(raw) + 8
-        out = (ctypes.c_int32 * room)()
-        n = llama_cpp.llama_tokenize(self._vocab, raw, len(raw), out, room, False, special)
-        return out[: max(n, 0)]
+        tokens = tokenize(self._vocab, text.encode("utf-8", "replace"), special=special)
+        return [*map(int, tokens)]
 
     @property
     def bos(self) -> int | None:

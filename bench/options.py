@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 COST_DEPTH = 8  # costs are measured for batches of 1 to 9 tokens and chains of 1 to 8 drafts
 
+SERVER_DEPTHS = (0, 1, 2, 3)
+
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -28,6 +30,7 @@ class BenchOptions:
     the prompts.
     prompts of each kind, tokens of each answer and rounds: None for as many as the budget allows.
     Fields that end in `_asked`: whether the user named them; such parts are never skipped.
+    drafts: whether the model has a head, without which depths are 0 and LOOKUP.
     """
 
     budget: float | None = None
@@ -46,7 +49,13 @@ class BenchOptions:
     head: Path | None = None
     servers: Sequence[LlamaServer] = ()
     servers_asked: bool = False
-    server_depths: Sequence[int] = (0, 1, 2, 3)
+    server_depths: Sequence[int] = SERVER_DEPTHS
+    drafts: bool = True
+
+    @property
+    def cost_depth(self) -> int:
+        """The longest chain of drafts whose cost is measured."""
+        return COST_DEPTH if self.drafts else 0
 
     @property
     def max_depth(self) -> int:

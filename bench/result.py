@@ -30,7 +30,7 @@ class CycleCosts:
     """Milliseconds after `context` tokens.
 
     verify[i]: a trunk batch of i + 1 tokens with all logits. draft[i]: a chain of i + 1 drafts
-    after one row was fed. rollback: of rejected drafts.
+    after one row was fed; empty without a head. rollback: of rejected drafts.
     """
 
     context: int
@@ -41,12 +41,15 @@ class CycleCosts:
 
 @dataclass(frozen=True)
 class PrefillCosts:
-    """Milliseconds of a prompt: without a head (plain), and the trunk's and the head's with one."""
+    """Milliseconds of a prompt: without a head (plain), and the trunk's and the head's with one.
+
+    The latter two are None for a model that has none.
+    """
 
     tokens: int
     plain: Stats
-    trunk: Stats
-    head: Stats
+    trunk: Stats | None = None
+    head: Stats | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from .generation import trace
 from .interleaved import InterleavedRuns, Variant
 from .limits import measure_limits, reached, work_of
 from .model import BenchModel, Setting
-from .options import COST_DEPTH, BenchOptions
+from .options import BenchOptions
 from .other_programs import OtherPrograms
 from .plan import FULL, Plan
 from .prompts import texts_of
@@ -142,11 +142,11 @@ class _Bench:
         filler = _repeat(model.tokenize(_FILLER), max(PREFILL_TOKENS, *o.contexts))
         self._schedule.announce("estimating the duration")
         clock = self._watcher.clock
-        estimate = probe(model, Setting(COST_DEPTH), filler[:_PROMPT_TOKENS], clock)
+        estimate = probe(model, Setting(o.cost_depth), filler[:_PROMPT_TOKENS], clock)
         tasks = make_tasks(o, estimate, self._prompts, self._file.size)
         self._watcher.planned(self._schedule.start(tasks, o))
         first, *others = o.contexts
-        with _decoded(model, filler[:first]) as prefix:
+        with self._decoded(model, filler[:first]) as prefix:
             self._part([COSTS], lambda: self._measure_costs(model, filler, prefix))
             depths = [("depth", depth) for depth in o.depths]
             texts = partial(self._measure_texts, model, prefix)
@@ -179,7 +179,7 @@ class _Bench:
         self._cycles.append(
             cycle_costs(
                 model,
-                Setting(COST_DEPTH),
+                Setting(self._options.cost_depth),
                 filler[:_PROMPT_TOKENS],
                 blocks=rounds,
                 prefix=prefix,
@@ -200,7 +200,7 @@ class _Bench:
         )
         self._texts.append(runs)
         self._run_rounds(runs, "texts", lambda depth: ("depth", depth))
-        if len(self._texts) == 1:
+        if len(self._texts) == 1 and self._options.drafts:
             self._coverage = _measure_coverage(model, runs, depths[0])
 
     def _run_rounds(
@@ -222,15 +222,17 @@ class _Bench:
     def _generate_samples(self, model: BenchModel, prefix: Checkpoint | None) -> None:
         """The first text of each kind at the best drafting depth, token by token.
 
-        With drafts from the text, if they were measured, too.
+        With drafts from the text, if they were measured, too, and alone without a head.
         """
         best = best_drafting(self._texts[0].results())
-        if best is None:
+        depth = 0 if best is None else int(best.depth)
+        name = depth or LOOKUP
+        both = BOTH if self._options.drafts else LOOKUP
+        lookup = LOOKUP_TOKENS if self._schedule.plan.has(("depth", both)) else 0
+        if not depth and not lookup:
             return
-        depth = int(best.depth)
         n = min(self._schedule.amount.tokens, SAMPLE_TOKENS)
         samples = []
-        lookup = LOOKUP_TOKENS if self._schedule.plan.has(("depth", BOTH)) else 0
         with model.session(Setting(depth, lookup=lookup)) as session:
             for kind, prompts in self._planned_prompts().items():
                 tokens = tuple(
@@ -242,14 +244,14 @@ class _Bench:
                     for token in trace(model, session, prompts[0], n, depth, prefix)
                 )
                 prompt = b"".join(map(model.piece, prompts[0])).decode(errors="replace")
-                samples.append(Sample(kind, best.depth, prompt, tokens))
+                samples.append(Sample(kind, name, prompt, tokens))
         self._samples = tuple(samples)
 
     def _measure_prefill(self, model: BenchModel, filler: Sequence[int]) -> None:
         rounds = self._schedule.amount.rounds
         self._prefill = prefill_costs(
             model,
-            Setting(AUTO_MAX_DEPTH),
+            Setting(AUTO_MAX_DEPTH if self._options.drafts else 0),
             filler[:PREFILL_TOKENS],
             rounds,
             lambda: self._costs_measured(PREFILL, rounds + 1),
@@ -281,8 +283,20 @@ class _Bench:
         self._sizes = InterleavedRuns(model, self._planned_prompts(), plan.amount.tokens, variants)
         self._run_rounds(self._sizes, "draft vocabularies", lambda size: ("size", size))
 
+    @contextmanager
+    def _decoded(self, model: BenchModel, tokens: Sequence[int]) -> Iterator[Checkpoint | None]:
+        """A checkpoint after these tokens, usable in every kind of session; None for no tokens."""
+        if not tokens:
+            yield None
+            return
+        with ExitStack() as stack:
+            with model.session(Setting(1 if self._options.drafts else 0)) as session:
+                session.decode(tokens)
+                checkpoint = stack.enter_context(session.save(CheckpointKind.WHOLE))
+            yield checkpoint
+
     def _measure_context(self, model: BenchModel, filler: Sequence[int]) -> None:
-        with _decoded(model, filler) as prefix:
+        with self._decoded(model, filler) as prefix:
             self._measure_costs(model, filler, prefix)
             self._measure_texts(model, prefix)
 
@@ -431,19 +445,6 @@ def _measure_coverage(
         if session.head.layout == "none":
             return {}
         return coverage(session.head.draft_ids().tolist(), runs.tokens(variant))
-
-
-@contextmanager
-def _decoded(model: BenchModel, tokens: Sequence[int]) -> Iterator[Checkpoint | None]:
-    """A checkpoint after these tokens, usable in every kind of session; None for no tokens."""
-    if not tokens:
-        yield None
-        return
-    with ExitStack() as stack:
-        with model.session(Setting(1)) as session:
-            session.decode(tokens)
-            checkpoint = stack.enter_context(session.save(CheckpointKind.WHOLE))
-        yield checkpoint
 
 
 def _variant(depth: int | str) -> Variant:

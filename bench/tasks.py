@@ -69,7 +69,7 @@ def make_tasks(
 
     def depth_task(depth: int | str) -> Task:
         label = depth if isinstance(depth, str) else f"depth {depth}"
-        needed = o.depths_asked or depth in _ESSENTIAL_DEPTHS
+        needed = o.depths_asked or depth in _ESSENTIAL_DEPTHS or not o.drafts
         return Task(("depth", depth), "texts", label, partial(texts, depth), needed)
 
     def server_tasks(depths: Sequence[int]) -> list[Task]:
@@ -97,13 +97,20 @@ def make_tasks(
         Task(
             COSTS,
             "costs of a cycle",
-            f"chains of 0 to {COST_DEPTH} drafts",
+            f"chains of 0 to {COST_DEPTH} drafts"
+            if o.drafts
+            else f"batches of 1 to {COST_DEPTH + 1} tokens",
             first_costs,
             needed=True,
         ),
         *map(depth_task, essential),
         Task(SAMPLE, "texts token by token", "", sample, needed=True),
-        Task(PREFILL, f"a prompt of {PREFILL_TOKENS}", "with and without the head", prefill),
+        Task(
+            PREFILL,
+            f"a prompt of {PREFILL_TOKENS}",
+            "with and without the head" if o.drafts else "",
+            prefill,
+        ),
         *(
             # Longer contexts are measured only if the user names them, hence never skipped.
             Task(("context", n), "longer contexts", f"{n} tokens", partial(context, n), needed=True)

@@ -12,7 +12,7 @@ import typer
 
 from mtp_gguf.bench.prompts import ALL_SETS, parse_sets, read_prompt
 from mtp_gguf.bench.report.page import render_report
-from mtp_gguf.bench.result import NAMED
+from mtp_gguf.bench.result import LOOKUP, NAMED
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.files.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from mtp_gguf.bench.result import BenchResult
 
 _DEPTHS = "0,1,2,3,4,6,auto,lookup,auto+lookup"
+_DEPTHS_WITHOUT_HEAD = f"0,{LOOKUP}"
 
 
 @reports_errors
@@ -57,7 +58,11 @@ def bench(
     prompt_file: PromptFiles = None,
     depths: Annotated[
         str | None,
-        typer.Option(metavar="N,…", help=f"Measure at these depths (default: {_DEPTHS})."),
+        typer.Option(
+            metavar="N,…",
+            help=f"Measure at these depths (default: {_DEPTHS}; without a head: "
+            f"{_DEPTHS_WITHOUT_HEAD}).",
+        ),
     ] = None,
     fastmtp_sizes: Annotated[
         str | None,
@@ -117,7 +122,7 @@ def bench(
     A probe of a few seconds estimates how long each measurement takes; lower-priority ones are
     skipped to fit the budget. Then the costs of batches, drafts and prompts are measured, and texts
     at every depth, interleaved with llama-server. The results are written after each part; Ctrl-C
-    ends the benchmark and keeps them.
+    ends the benchmark and keeps them. A model without a head drafts from its text alone.
 
     **Examples**
 
@@ -130,7 +135,7 @@ def bench(
     with usage_of("--prompts"):
         kinds = parse_sets(prompts)
     with usage_of("--depths"):
-        wanted = parse_depths(depths or _DEPTHS)
+        asked = None if depths is None else parse_depths(depths)
     with usage_of("--ctx"):
         contexts = parse_contexts(ctx)
     if as_json and as_markdown:
@@ -142,14 +147,23 @@ def bench(
     with usage_of("--fastmtp-sizes"):
         wanted_sizes = None if fastmtp_sizes is None else parse_sizes(fastmtp_sizes)
     found = local_model(model, head)
-    in_use = open_model(found.head or found.path).head.in_use
+    report = open_model(found.head or found.path).head
+    drafts, in_use = report.ready or head is not None, report.in_use
+    if not drafts:
+        for depth in [depth for depth in asked or () if depth not in (0, LOOKUP)]:
+            raise RequestError(
+                f"{model}: {report.reason}; --depths: expected 0 or {LOOKUP}, found {depth}"
+            )
+        if wanted_sizes:
+            raise RequestError(f"{model}: {report.reason}; leave --fastmtp-sizes out")
+    wanted = asked or parse_depths(_DEPTHS if drafts else _DEPTHS_WITHOUT_HEAD)
     sizes = wanted_sizes
     if sizes is None:
         sizes = in_use.other_sizes if in_use else []
     files = _Files(_new_folder(found.path) if output is None and not as_json else output)
     files.check(found.path, overwrite)
 
-    from mtp_gguf.bench.options import BenchOptions  # noqa: PLC0415  (loads llama.cpp)
+    from mtp_gguf.bench.options import SERVER_DEPTHS, BenchOptions  # noqa: PLC0415  (loads llama.cpp)
     from mtp_gguf.bench.run import Watcher, run_bench  # noqa: PLC0415
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
 
@@ -173,10 +187,14 @@ def bench(
         head=found.head,
         servers=[] if no_server else find_servers(llama_server),
         servers_asked=bool(llama_server),
+        server_depths=SERVER_DEPTHS if drafts else (0,),
+        drafts=drafts,
     )
 
     def planned(plan: "Plan") -> None:
         files.make()
+        if not drafts:
+            say(f"{model}: {report.reason}; drafting only from the text")
         if in_use:
             say(f"draft vocabulary: {in_use.text}")
         for line in plan_lines(plan, seconds):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from mtp_gguf.bench.analysis import sentence_of
 from mtp_gguf.bench.result import ALL, PLANNED, SHORT, SKIPPED, library_notes, pairs_of
 from mtp_gguf.gguf_tools.machine.system import busy_machine
 from mtp_gguf.gguf_tools.machine.text import duration, human_bytes, printable
@@ -64,18 +65,20 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
         yield "trunk, batch of  " + _numbers(range(1, len(costs.verify) + 1), "7d")
         yield "                 " + _numbers((c.median for c in costs.verify), "7.2f")
         yield "               ± " + _numbers((c.half_range for c in costs.verify), "7.2f")
-        yield "drafts, chain of " + _numbers(range(1, len(costs.draft) + 1), "7d")
-        yield "                 " + _numbers((c.median for c in costs.draft), "7.2f")
-        yield "               ± " + _numbers((c.half_range for c in costs.draft), "7.2f")
-        yield f"rollback {costs.rollback.median:.3f} ± {costs.rollback.half_range:.3f}"
+        if costs.draft:
+            yield "drafts, chain of " + _numbers(range(1, len(costs.draft) + 1), "7d")
+            yield "                 " + _numbers((c.median for c in costs.draft), "7.2f")
+            yield "               ± " + _numbers((c.half_range for c in costs.draft), "7.2f")
+            yield f"rollback {costs.rollback.median:.3f} ± {costs.rollback.half_range:.3f}"
     if prefill := result.prefill:
-        both = prefill.trunk.median + prefill.head.median
-        plain, trunk = prefill.plain, prefill.trunk
-        yield (
-            f"prompt of {prefill.tokens}: {plain.median:.0f} ± {plain.half_range:.0f} without the "
-            f"head, {both:.0f} ± {trunk.half_range:.0f} with it "
-            f"({prefill.head.median:.1f} of that the head)"
-        )
+        plain, trunk, head = prefill.plain, prefill.trunk, prefill.head
+        line = f"prompt of {prefill.tokens}: {plain.median:.0f} ± {plain.half_range:.0f}"
+        if trunk and head:
+            line += (
+                f" without the head, {trunk.median + head.median:.0f} ± {trunk.half_range:.0f} "
+                f"with it ({head.median:.1f} of that the head)"
+            )
+        yield line
     if limits := result.limits:
         yield ""
         yield (
@@ -121,7 +124,10 @@ def bench_table(result: "BenchResult") -> Iterator[str]:
             f"one token, {speedups['drafting']:.2f} times if drafts were free, "
             f"{speedups['acceptance']:.2f} times if all drafts were accepted"
         )
-        yield analysis.sentence
+    if sentence := sentence_of(result):
+        if not result.analysis:
+            yield ""
+        yield sentence
     yield from (f"warning: {warning}" for warning in result.warnings)
 
 

@@ -78,21 +78,29 @@ class Vocabulary:
         special: recognize special tokens in it.
         """
         data = text.encode("utf-8", "replace") if isinstance(text, str) else text
-        # At most one token per byte.
-        tokens = np.empty(max(len(data), 1), np.int32)
-        pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        count = self._api.llama_tokenize(
-            self._vocabulary, data, len(data), pointer, len(tokens), False, special
-        )
-        if count < 0:
-            raise RequestError(f"llama.cpp cannot tokenize a text of {len(data)} bytes")
-        return tokens[:count]
+        return tokenize(self._vocabulary, data, special=special)
 
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> Sequence[Encoding]:
         """Return the tokens of each text; `add_special_tokens` must be false."""
         assert not add_special_tokens
         with ThreadPoolExecutor(_THREADS) as pool:
             return [Encoding(ids) for ids in pool.map(self.encode, texts)]
+
+
+def tokenize(vocabulary: Any, text: bytes, *, special: bool) -> NDArray[np.int32]:
+    """Return the tokens of `text` by a vocabulary of llama.cpp; RequestError if that fails."""
+    from .runtime import llama_cpp  # noqa: PLC0415  (loads the libraries)
+
+    room = max(len(text), 1)
+    while True:
+        tokens = np.empty(room, np.int32)
+        pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        count = llama_cpp.llama_tokenize(vocabulary, text, len(text), pointer, room, False, special)
+        if count >= 0:
+            return tokens[:count]
+        if -count <= room:
+            raise RequestError(f"llama.cpp cannot tokenize a text of {len(text)} bytes")
+        room = -count  # a byte may be several tokens
 
 
 @cache

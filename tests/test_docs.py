@@ -110,7 +110,7 @@ def test_measured_tables_have_the_columns_of_today() -> None:
     printed = {line.rstrip() for line in bench_table(replace(result, texts=texts))}
     shown = "\n".join(blocks(DOCS / "bench.md", "")).splitlines()
     headings = [line for line in shown if "±" in line or line.startswith("llama-server, ")]
-    assert len(headings) == 3
+    assert len(headings) == 4
     assert {*headings} <= printed
 
 

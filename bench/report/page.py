@@ -6,6 +6,7 @@ from importlib import resources
 
 from mtp_gguf.gguf_tools.profile import AUTO, FROM_TEXT
 
+from ..analysis import sentence_of
 from ..result import (
     ALL,
     BOTH,
@@ -122,9 +123,10 @@ def _depth_label(depth: int | str) -> str:
 
 
 def _summary(result: BenchResult) -> str:
+    text = _paragraph("summary", sentence) if (sentence := sentence_of(result)) else ""
     analysis = result.analysis
     if not analysis:
-        return ""
+        return text
     auto = next((t for t in result.texts if t.kind == ALL and t.depth == AUTO), None)
     best = f"depth {analysis.best_drafting}"
     figures = [
@@ -142,7 +144,6 @@ def _summary(result: BenchResult) -> str:
         f"<div><dt>{escape(name)}</dt><dd>{escape(_unbroken(value))}</dd></div>"
         for name, value in figures
     )
-    text = _paragraph("summary", analysis.sentence)
     return f'{text}<dl class="figures">{cells}</dl>'
 
 
@@ -249,14 +250,15 @@ def _break_even(result: BenchResult, main: Sequence[TextResult]) -> str:
     one = costs.verify[0].median
     yields = {t.depth: t.tokens_per_cycle for t in main if t.kind == ALL}
     rows = []
+    name = "depth" if costs.draft else "drafts"
     for depth, verify in enumerate(costs.verify):
-        draft = costs.draft[depth - 1].median if depth else 0.0
+        draft = costs.draft[depth - 1].median if depth and costs.draft else 0.0
         needed = (verify.median + draft) / one
         text = f"pays off from {needed:.2f} tokens" if depth else f"{one:.1f} ms"
         text += f", yields {yields[depth]:.2f}" if depth and depth in yields else ""
         rows.append(
             Row(
-                f"depth {depth}" if depth else "one token",
+                f"{name} {depth}" if depth else "one token",
                 text,
                 [
                     Part(verify.median, "f1", f"verify {depth + 1}: {verify.median:.2f} ms"),
@@ -294,10 +296,10 @@ def _samples(samples: Sequence[Sample]) -> str:
     )
     return _section(
         "The source of each token",
-        f"Generated at depth {samples[0].depth}. Underlined tokens are accepted drafts, plain ones "
-        "were sampled from the trunk. A dotted line above marks a token that replaced a rejected "
-        "draft: point at it, or move to it with the Tab key, to see the draft. Drafts from the "
-        "text continue an earlier occurrence of the text's last tokens.",
+        f"Generated with {_depth_label(samples[0].depth)}. Underlined tokens are accepted drafts, "
+        "plain ones were sampled from the trunk. A dotted line above marks a token that replaced a "
+        "rejected draft: point at it, or move to it with the Tab key, to see the draft. Drafts "
+        "from the text continue an earlier occurrence of the text's last tokens.",
         f'<ul class="key"><li>trunk</li>{names}</ul>'
         '<input type="checkbox" id="rejected"> '
         '<label for="rejected">show rejected drafts in the text</label><br>'
@@ -456,28 +458,18 @@ def _numbers(result: BenchResult) -> str:
     tables = []
     for costs in result.cycles:
         n = len(costs.verify)
-        tables.append(
-            _table(
-                f"Milliseconds after {costs.context} tokens",
-                ["tokens", *map(str, range(1, n + 1))],
-                [
-                    ["trunk batch", *(f"{c.median:.2f}" for c in costs.verify)],
-                    [
-                        "± half the interquartile range",
-                        *(f"{c.half_range:.2f}" for c in costs.verify),
-                    ],
-                    ["drafts", *(f"{c.median:.2f}" for c in costs.draft)],
-                    [
-                        "± half the interquartile range",
-                        *(f"{c.half_range:.2f}" for c in costs.draft),
-                    ],
-                    [
-                        "rollback",
-                        f"{costs.rollback.median:.3f} ± {costs.rollback.half_range:.3f}",
-                    ],
-                ],
-            )
-        )
+        rows = []
+        for name, parts in (("trunk batch", costs.verify), ("drafts", costs.draft)):
+            if parts:
+                rows += [
+                    [name, *(f"{c.median:.2f}" for c in parts)],
+                    ["± half the interquartile range", *(f"{c.half_range:.2f}" for c in parts)],
+                ]
+        if costs.draft:
+            rollback = costs.rollback
+            rows.append(["rollback", f"{rollback.median:.3f} ± {rollback.half_range:.3f}"])
+        title = f"Milliseconds after {costs.context} tokens"
+        tables.append(_table(title, ["tokens", *map(str, range(1, n + 1))], rows))
     tables.append(
         _table(
             "Texts",
@@ -522,10 +514,15 @@ def _numbers(result: BenchResult) -> str:
     prefill = ""
     if p := result.prefill:
         prefill = (
-            f"<p>A prompt of {p.tokens} tokens: {p.plain.median:.0f} ± {p.plain.half_range:.0f} ms "
-            f"without the head, {p.trunk.median + p.head.median:.0f} ± {p.trunk.half_range:.0f} ms "
-            f"with it, of which {p.head.median:.1f} ms are the head's.</p>"
+            f"A prompt of {p.tokens} tokens: {p.plain.median:.0f} ± {p.plain.half_range:.0f} ms"
         )
+        if p.trunk and p.head:
+            both = p.trunk.median + p.head.median
+            prefill += (
+                f" without the head, {both:.0f} ± {p.trunk.half_range:.0f} ms with it, of which "
+                f"{p.head.median:.1f} ms are the head's"
+            )
+        prefill = f"<p>{prefill}.</p>"
     sha256 = escape(result.model.sha256 or "not computed")
     digest = f'<p class="soft scroll">sha256 {sha256}, {result.model.size:,} bytes</p>'
     body = "".join([*tables, prefill, notes, digest])

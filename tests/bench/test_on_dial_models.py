@@ -28,6 +28,7 @@ from mtp_gguf.gguf_tools.profile import (
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.libraries.kernel_share import KernelShare
 from mtp_gguf.native.libraries.replay import replays
+from support.carried_models import write_model
 from support.commands import invoke
 from support.models import Models
 
@@ -254,6 +255,42 @@ def test_bench_command(dial: Any, tmp_path: Path) -> None:
     again = invoke(*command)
     assert again.exit_code == 1
     assert "bench.json: exists; pass --overwrite" in again.stderr
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen35"])
+def test_a_model_without_a_head(dial: Any, tmp_path: Path, architecture: str) -> None:
+    """It drafts from its text; qwen35's has recurrent states."""
+    path, out = tmp_path / "model.gguf", tmp_path / "results"
+    if architecture == "qwen2":
+        write_model(path, architecture)
+    else:
+        done = invoke("strip", dial("tiny", hit=0.9), "-o", path)
+        assert done.exit_code == 0, done.output
+    command = ["bench", path, "--prompts", "code,edit", "-n", "6", "--rounds", "1", "-t", "1"]
+    done = invoke(*command, "--no-server", "-o", out)
+    assert done.exit_code == 0, done.output
+    assert "drafting only from the text\n" in done.stderr
+    record = json.loads((out / "bench.json").read_text(encoding="utf-8"))
+    assert {t["depth"] for t in record["texts"]} == {0, "lookup"}
+    (costs,) = record["cycles"]
+    assert (len(costs["verify"]), costs["draft"]) == (9, [])
+    assert record["prefill"]["plain"]["median"] > 0
+    assert record["prefill"]["head"] is None
+    assert {part["state"] for part in record["plan"]} == {"done"}
+    assert {sample["depth"] for sample in record["samples"]} == {"lookup"}
+    report = (out / "report.html").read_text(encoding="utf-8")
+    pair = next(p for p in record["pairs"] if p["kind"] == "all")
+    sentence = f"rafts from the text are {pair['ratio']:.2f} times as fast as no drafting, from "
+    assert f"\nd{sentence}" in done.stdout
+    assert f">D{sentence}" in report
+    assert "Generated with lookup alone." in report
+    for options, wrong in ((["--depths", "0,auto"], "auto"), (["--depths", "2,lookup"], "2")):
+        done = invoke(*command, *options)
+        assert done.exit_code == 1
+        assert done.stderr.endswith(f"; --depths: expected 0 or lookup, found {wrong}\n")
+    done = invoke(*command, "--fastmtp-sizes", "64")
+    assert done.exit_code == 1
+    assert done.stderr.endswith("; leave --fastmtp-sizes out\n")
 
 
 @pytest.mark.parametrize(
