@@ -47,8 +47,8 @@ def collected(model: Path, folder: Path, texts: Texts, tokens: int, threads: int
 def learned(path: Path, folder: Path, seconds: float) -> dict[str, Any]:
     """What a head learns from the states in a folder: held-out acceptance by position."""
     with open_model(path) as model:
-        config = BlockConfig.of(model.head)
-        samples = open_data(folder, config.width)
+        configs = BlockConfig.all_of(model.head)
+        samples = open_data(folder, configs[0].width)
         train, held_out = split_data(samples)
         counts = np.bincount(np.concatenate([sample.tokens for sample in train]))
         ids = np.argsort(-counts, kind="stable")[:VOCABULARY].astype(np.int64)
@@ -57,7 +57,7 @@ def learned(path: Path, folder: Path, seconds: float) -> dict[str, Any]:
         )
         tables = read_tables(model, samples, ids)
         weights = fresh_weights(model, seed=1)
-        made = Trainer(config, weights, tables, train, held_out, settings, folder).run()
+        made = Trainer(configs, weights, tables, train, held_out, settings, folder).run()
     return {
         "tokens_per_second": made.tokens / made.seconds,
         "acceptance": made.after.rates,

@@ -9,7 +9,7 @@ hidden state is the block's own output of the step before, and everything else m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.heads.fastmtp import SHORT_HEAD_SUFFIX, DraftLayout
-from mtp_gguf.gguf_tools.heads.head import OUTPUT_NORM_TENSOR
+from mtp_gguf.gguf_tools.heads.head import OUTPUT_NORM_TENSOR, block_of
 from mtp_gguf.gguf_tools.heads.nextn import BLOCKS
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.quantize import ggml
@@ -28,13 +27,16 @@ from mtp_gguf.quantize import ggml
 from .config import FORMS, BlockConfig, Rope
 
 Weights = dict[str, NDArray[np.float32]]
+Cache = list[tuple[Tensor, Tensor]]  # of each step: keys and values [B, T, KV heads, D]
 
 # Clamping the sum of the experts' shares avoids a division by zero, as in the draft graph.
 _SMALLEST_SHARE = 6.103515625e-5
 _INITIAL_STD = 0.02
 _HEAD_NORM = "nextn.shared_head_norm.weight"
-_OWN_EMBEDDING = "nextn.embed_tokens.weight"
+TABLE_SUFFIXES = ("nextn.embed_tokens.weight", SHORT_HEAD_SUFFIX)
 _ROUTER, _CHOICE_BIAS = "ffn_gate_inp.weight", "exp_probs_b.bias"
+_HEAD_GATE = "attn_gate.weight"
+_LEAST_LIMIT = 1e-6
 
 
 class MtpBlock(nn.Module):
@@ -42,10 +44,15 @@ class MtpBlock(nn.Module):
 
     weights: F32 arrays, matrices as [out, in]. rank: 0 trains every weight; above 0 trains only a
     product of two matrices of this rank, which is added to each matrix (LoRA), and the norms.
+    divisors: of the frequencies of the rotation, [pairs].
     """
 
     def __init__(
-        self, config: BlockConfig, weights: Mapping[str, NDArray[np.float32]], rank: int = 0
+        self,
+        config: BlockConfig,
+        weights: Mapping[str, NDArray[np.float32]],
+        rank: int = 0,
+        divisors: NDArray[np.float32] | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -67,6 +74,8 @@ class MtpBlock(nn.Module):
                 self.register_parameter(f"{key}_down", nn.Parameter(down / math.sqrt(rank)))
                 self.register_parameter(f"{key}_up", nn.Parameter(torch.zeros(len(array), rank)))
         frequencies, magnitude = rope_frequencies(config.rope)
+        if divisors is not None:
+            frequencies = frequencies / divisors
         self.frequencies = torch.from_numpy(frequencies)
         self.magnitude = magnitude
 
@@ -79,40 +88,44 @@ class MtpBlock(nn.Module):
             return held + low
         return held
 
+    def current(self) -> dict[str, Tensor]:
+        """The current value of every weight, by suffix."""
+        return {suffix: self.weight(suffix) for suffix in self.suffixes}
+
     @torch.no_grad()
     def weights(self) -> Weights:
         """The current values of all weights, by suffix."""
-        return {s: self.weight(s).detach().float().cpu().numpy() for s in self.suffixes}
+        return {s: w.detach().float().cpu().numpy() for s, w in self.current().items()}
 
     def steps(
-        self, hidden: Tensor, embedding: Tensor, count: int, *, first: int = 0, every: int = 1
+        self,
+        hidden: Tensor,
+        embeddings: Sequence[Tensor],
+        count: int,
+        *,
+        first: int = 0,
+        every: int = 1,
     ) -> Iterator[Tensor]:
         """Yield the post-norm states of `count` unrolled steps.
 
-        hidden, embedding: [B, T, C], of the trunk's state and of the token at each position. A step
-        has the rows of `rows_of`; row i of step s predicts the token at position i + 2 + s.
+        hidden, embeddings[0]: [B, T, C], of the trunk's state and of the token at each position. A
+        step has the rows of `rows_of`; row i of step s predicts the token at position i + 2 + s.
         """
-        use = {suffix: self.weight(suffix) for suffix in self.suffixes}
-        cache: list[tuple[Tensor, Tensor]] = []
+        use = self.current()
+        cache: Cache = []
         state, length = hidden, hidden.shape[1]
         for step in range(min(count, length - 1)):
             rows = rows_of(step, length, first, every)
             if step == 1:
                 state = state[:, first::every]
-            fed = embedding[:, step + 1 :][:, rows]
-            positions = torch.arange(length)[rows]
-            state = self._step(use, state[:, : len(positions)], fed, step, positions, cache)
+            fed = embeddings[0][:, step + 1 :][:, rows]
+            places = torch.arange(length)[rows]
+            x = self.project(use, state[:, : len(places)], fed)
+            _, state = self.finish(use, x, step, places, cache)
             yield state
 
-    def _step(
-        self,
-        use: Mapping[str, Tensor],
-        hidden: Tensor,
-        embedding: Tensor,
-        step: int,
-        rows: Tensor,
-        cache: list[tuple[Tensor, Tensor]],
-    ) -> Tensor:
+    def project(self, use: Mapping[str, Tensor], hidden: Tensor, embedding: Tensor) -> Tensor:
+        """What the block takes, from hidden states and embeddings of the same rows."""
         both = torch.cat(
             (
                 self._norm(embedding, use["nextn.enorm.weight"]),
@@ -120,26 +133,57 @@ class MtpBlock(nn.Module):
             ),
             dim=-1,
         )
-        x = functional.linear(both, use["nextn.eh_proj.weight"])
-        x = x + self._attention(use, self._norm(x, use["attn_norm.weight"]), step, rows, cache)
-        normed = self._norm(x, use["post_attention_norm.weight"])
+        return functional.linear(both, use["nextn.eh_proj.weight"])
+
+    def finish(
+        self, use: Mapping[str, Tensor], x: Tensor, step: int, places: Tensor, cache: Cache
+    ) -> tuple[Tensor, Tensor]:
+        """The rest of the block: its state before and after the last norm. See `write`."""
+        normed = self._norm(x, use["attn_norm.weight"])
+        self._write(use, normed, step, places, cache)
+        x = x + self._attention(use, normed, step, places, cache)
+        normed = self._norm(x, use[self.config.form.ffn_norm])
         if self.config.experts:
             x = x + self._mixture(use, normed)
         else:
-            x = x + _feed_forward(normed, *(use[f"ffn_{n}.weight"] for n in ("gate", "up", "down")))
-        return self._norm(x, use["nextn.shared_head_norm.weight"])
+            names = [f"ffn_{name}.weight" for name in ("gate", "up", "down")]
+            x = x + _feed_forward(normed, *(use[n] for n in names), limit=self.config.ffn_limit)
+        return x, self._norm(x, use[_HEAD_NORM])
+
+    def write(
+        self, use: Mapping[str, Tensor], x: Tensor, step: int, places: Tensor, cache: Cache
+    ) -> None:
+        """Add the keys and values of rows that only later ones attend to.
+
+        step: of how many later drafts than the first. places: [T], which row of the first one each
+        of these rows goes on from.
+        """
+        self._write(use, self._norm(x, use["attn_norm.weight"]), step, places, cache)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         x = x.float()
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.eps) * weight
 
+    def _heads(
+        self, use: Mapping[str, Tensor], x: Tensor, name: str, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Products of rows with a matrix for each head, [B, T, heads, D], and their gates."""
+        out = functional.linear(x, use[f"{name}.weight"], use.get(f"{name}.bias"))
+        out = out.view(*x.shape[:2], count, -1, self.config.head_dim)
+        first = out[..., 0, :]
+        if f"{name}_norm.weight" in use:
+            first = self._norm(first, use[f"{name}_norm.weight"])
+        return first, out[..., -1, :]
+
+    def _write(
+        self, use: Mapping[str, Tensor], normed: Tensor, step: int, places: Tensor, cache: Cache
+    ) -> None:
+        k, _ = self._heads(use, normed, "attn_k", self.config.kv_heads)
+        v, _ = self._heads(use, normed, "attn_v", self.config.kv_heads)
+        cache.append((self._rotate(k, step, places).to(v.dtype), v))
+
     def _attention(
-        self,
-        use: Mapping[str, Tensor],
-        x: Tensor,
-        step: int,
-        places: Tensor,
-        cache: list[tuple[Tensor, Tensor]],
+        self, use: Mapping[str, Tensor], x: Tensor, step: int, places: Tensor, cache: Cache
     ) -> Tensor:
         """Attend to what the cache of a draft holds.
 
@@ -149,42 +193,37 @@ class MtpBlock(nn.Module):
         c = self.config
         batch, rows, _ = x.shape
         groups = c.heads // c.kv_heads
-        q, k, v = (
-            functional.linear(x, use[f"{name}.weight"], use.get(f"{name}.bias")).view(
-                batch, rows, count, -1, c.head_dim
-            )
-            for name, count in (("attn_q", c.heads), ("attn_k", c.kv_heads), ("attn_v", c.kv_heads))
-        )
-        q, gate, k, v = q[..., 0, :], q[..., -1, :], k[..., 0, :], v[..., 0, :]
-        if "attn_q_norm.weight" in use:
-            q = self._norm(q, use["attn_q_norm.weight"])
-        if "attn_k_norm.weight" in use:
-            k = self._norm(k, use["attn_k_norm.weight"])
-        angles = ((places + step + 1)[:, None] * self.frequencies).to(x.device)
-        q, k = self._rotate(q, angles).to(v.dtype), self._rotate(k, angles).to(v.dtype)
-        cache.append((k, v))
+        q, gate = self._heads(use, x, "attn_q", c.heads)
+        q = self._rotate(q, step, places).to(cache[0][1].dtype)
         q = q.view(batch, rows, c.kv_heads, groups, c.head_dim) / math.sqrt(c.head_dim)
         n_keys = int(places[-1]) + 1
         first_k, first_v = (held[:, :n_keys] for held in cache[0])
         scores = torch.einsum("brghd,bkgd->bghrk", q, first_k).float()
-        later = torch.arange(n_keys) > places[:, None]
-        scores = scores.masked_fill(later.to(x.device), -torch.inf)
+        away = places[:, None] - torch.arange(n_keys)
+        hidden = away < 0
+        if c.window:
+            hidden |= away + step >= c.window
+        scores = scores.masked_fill(hidden.to(x.device), -torch.inf)
+        seen = cache[max(1, step - c.window + 1) if c.window else 1 :]
         own = [
             (q * key[:, :rows, :, None]).float().sum(-1).permute(0, 2, 3, 1)[..., None]
-            for key, _ in cache[1:]
+            for key, _ in seen
         ]  # [B, G, H / G, T, 1] each
-        shares = torch.cat((scores, *own), dim=-1).softmax(-1).to(v.dtype)
+        shares = torch.cat((scores, *own), dim=-1).softmax(-1).to(first_v.dtype)
         out = torch.einsum("bghrk,bkgd->brghd", shares[..., :n_keys], first_v)
-        for i, (_, value) in enumerate(cache[1:]):
+        for i, (_, value) in enumerate(seen):
             share = shares[..., n_keys + i].permute(0, 3, 1, 2)[..., None]
             out = out + share * value[:, :rows, :, None]
         out = out.reshape(batch, rows, c.heads, c.head_dim)
         if c.form.gated:
             out = out * torch.sigmoid(gate)
+        if _HEAD_GATE in use:
+            out = out * torch.sigmoid(functional.linear(x, use[_HEAD_GATE]))[..., None]
         return functional.linear(out.flatten(2), use["attn_output.weight"])
 
-    def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Rotate the first dimensions of each head [B, T, heads, D] by angles [T, pairs]."""
+    def _rotate(self, x: Tensor, step: int, places: Tensor) -> Tensor:
+        """Rotate the first dimensions of each head [B, T, heads, D] by its row's position."""
+        angles = ((places + step + 1)[:, None] * self.frequencies).to(x.device)
         half = angles.shape[-1]
         cos = (angles.cos() * self.magnitude)[:, None]
         sin = (angles.sin() * self.magnitude)[:, None]
@@ -199,7 +238,8 @@ class MtpBlock(nn.Module):
             router = functional.linear(rows, use[_ROUTER])
         if c.form.sigmoid:
             router = router.sigmoid()
-            chosen = (router + use[_CHOICE_BIAS]).topk(c.experts_used, dim=-1).indices
+            ranked = router + use[_CHOICE_BIAS] if _CHOICE_BIAS in use else router
+            chosen = ranked.topk(c.experts_used, dim=-1).indices
             shares = router.gather(-1, chosen)
         else:
             shares, chosen = router.softmax(-1).topk(c.experts_used, dim=-1)
@@ -210,11 +250,12 @@ class MtpBlock(nn.Module):
         names = [f"ffn_{name}_exps.weight" for name in ("gate", "up", "down")]
         for expert in torch.unique(chosen).tolist():
             at, slot = (chosen == expert).nonzero(as_tuple=True)
-            part = _feed_forward(rows[at], *(use[name][expert] for name in names))
+            own = (use[name][expert] for name in names)
+            part = _feed_forward(rows[at], *own, limit=c.expert_limit)
             out = out.index_add(0, at, part.float() * shares[at, slot, None])
         if "ffn_up_shexp.weight" in use:
             names = [f"ffn_{name}_shexp.weight" for name in ("gate", "up", "down")]
-            shared = _feed_forward(rows, *(use[name] for name in names))
+            shared = _feed_forward(rows, *(use[name] for name in names), limit=c.ffn_limit)
             if "ffn_gate_inp_shexp.weight" in use:
                 gate = functional.linear(rows, use["ffn_gate_inp_shexp.weight"].view(1, -1))
                 shared = shared * torch.sigmoid(gate)
@@ -237,9 +278,14 @@ def _with_experts(suffix: str, array: NDArray[np.float32]) -> NDArray[np.float32
     return array if array.ndim >= dimensions else array[None]
 
 
-def _feed_forward(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    hidden = functional.silu(functional.linear(x, gate)) * functional.linear(x, up)
-    return functional.linear(hidden, down)
+def _feed_forward(
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, *, limit: float = 0.0
+) -> Tensor:
+    """SwiGLU; limit: of its activations, unless it is as small as llama.cpp's build_ffn ignores."""
+    left, right = functional.silu(functional.linear(x, gate)), functional.linear(x, up)
+    if limit > _LEAST_LIMIT:
+        left, right = left.clamp(max=limit), right.clamp(-limit, limit)
+    return functional.linear(left * right, down)
 
 
 def rope_frequencies(rope: Rope) -> tuple[NDArray[np.float32], float]:
@@ -273,30 +319,47 @@ def rope_frequencies(rope: Rope) -> tuple[NDArray[np.float32], float]:
 def read_weights(model: Model) -> Weights:
     """The weights of a model's head by suffix, dequantized; fused tensors are split.
 
-    RequestError if the head is incomplete, has several layers, or matrices that the trunk has, too.
+    Those of a chain's blocks have the block's number and a dot before the suffix. The head's own
+    embeddings and outputs are left out (`own_tables`). RequestError if it is incomplete, or has
+    more blocks than llama.cpp drafts with.
     """
     model.head.check_complete()
     model.head.check_layers()
     out: Weights = {}
     for name, suffix in model.head.suffixes.items():
-        draft = model.head.draft
-        if suffix == SHORT_HEAD_SUFFIX and draft and draft.layout is DraftLayout.TABLE:
+        if suffix in TABLE_SUFFIXES:
             continue
-        if suffix in (_OWN_EMBEDDING, SHORT_HEAD_SUFFIX):
-            raise RequestError(
-                f"{model.path}: expected a head that shares the trunk's embedding and output, "
-                f"found one with its own ({name}), which cannot be trained"
-            )
+        prefix = _prefix(model, name)
         array = read_tensor(model, name)
         if parts := model.head.fused_parts(name):
             ends = np.cumsum(list(parts.values()))[:-1]
             for part, rows in zip(parts, np.split(array, ends, axis=-2), strict=True):
-                out[part.split(".", 2)[2]] = np.ascontiguousarray(rows)
+                out[prefix + part.split(".", 2)[2]] = np.ascontiguousarray(rows)
         else:
-            out[suffix] = _with_experts(suffix, array)
-    if _HEAD_NORM not in out:
-        out[_HEAD_NORM] = read_tensor(model, OUTPUT_NORM_TENSOR)
+            out[prefix + suffix] = _with_experts(suffix, array)
+    for prefix in {_prefix(model, name) for name in model.head.suffixes}:
+        if prefix + _HEAD_NORM not in out:
+            out[prefix + _HEAD_NORM] = read_tensor(model, OUTPUT_NORM_TENSOR)
     return out
+
+
+def _prefix(model: Model, name: str) -> str:
+    """What the key of a tensor's weights has before its suffix: a chain's, the block's number."""
+    block = block_of(name)
+    if block is None or not FORMS[model.head.architecture].chained:
+        return ""
+    return f"{block - model.head.trunk_layers}."
+
+
+def own_tables(model: Model) -> dict[str, str]:
+    """Embeddings and outputs that blocks of the head have of their own, by name: the suffix.
+
+    They are not trained. A short output in the layout `table` is none: it is rows of the trunk's.
+    """
+    draft = model.head.draft
+    short = draft is not None and draft.layout is DraftLayout.TABLE
+    suffixes = TABLE_SUFFIXES[:1] if short else TABLE_SUFFIXES
+    return {name: suffix for name, suffix in model.head.suffixes.items() if suffix in suffixes}
 
 
 def read_tensor(model: Model, name: str) -> NDArray[np.float32]:

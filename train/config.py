@@ -1,9 +1,9 @@
-"""Sizes and rope of an MTP block, from the metadata of a GGUF.
+"""Sizes and rope of the MTP blocks of a head, from the metadata of a GGUF.
 
 The same keys and defaults as native/src/head/head_config.cpp; a test compares the drafts of both.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.heads.head import MtpHead
@@ -18,15 +18,20 @@ class Form:
     """What differs between the blocks of the architectures that can be trained.
 
     gated: attn_q also has a gate of the attention's output. sections: rotation by sections
-    (M-RoPE). moe: a mixture of experts. sigmoid: its router is a sigmoid with a bias for the
-    choice, and the metadata say whether shares are normed; else a softmax with normed shares.
-    optional: tensors beyond the required ones that a new block gets, too.
+    (M-RoPE). moe: a mixture of experts; None if a block has one where it has a router. sigmoid: its
+    router is a sigmoid with a bias for the choice, and the metadata say whether shares are normed;
+    else a softmax with normed shares. chained: there is a block for each draft, which takes the
+    state of the one before it before its last norm, and a block's attention may have a window and a
+    rotation of its own. ffn_norm: the norm before the feed-forward network. optional: tensors
+    beyond the required ones that a new block gets, too.
     """
 
     gated: bool = True
     sections: bool = True
-    moe: bool = True
+    moe: bool | None = True
     sigmoid: bool = False
+    chained: bool = False
+    ffn_norm: str = "post_attention_norm.weight"
     optional: tuple[str, ...] = ()
 
 
@@ -40,6 +45,14 @@ FORMS = {
         sigmoid=True,
         optional=("attn_q_norm.weight", "attn_k_norm.weight"),
     ),
+    "step35": Form(
+        gated=False,
+        sections=False,
+        moe=None,
+        sigmoid=True,
+        chained=True,
+        ffn_norm="ffn_norm.weight",
+    ),
 }
 
 
@@ -49,7 +62,8 @@ class Rope:
 
     sections: of interleaved M-RoPE; a pair outside of all sections does not rotate for text. None
     without M-RoPE: all pairs rotate.
-    scale: factor of positions. yarn: whether high frequencies are exempt from it (YaRN).
+    scale: factor of positions. yarn: whether high frequencies are exempt from it (YaRN). divided:
+    whether the tensor rope_freqs.weight divides frequencies, if there is one.
     """
 
     count: int
@@ -61,6 +75,7 @@ class Rope:
     beta_fast: float
     beta_slow: float
     trained_context: int
+    divided: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,8 @@ class BlockConfig:
     """What the MTP block's graph needs besides the tensors.
 
     experts: 0 for a dense block. normed_shares: whether those of the chosen experts sum to 1.
+    window: how many positions attention sees, its own included; 0 for all. expert_limit, ffn_limit:
+    of the activations of chosen experts, and of the shared or dense network; 0 for none.
     """
 
     form: Form
@@ -81,9 +98,18 @@ class BlockConfig:
     expert_scale: float
     normed_shares: bool
     rope: Rope
+    window: int = 0
+    expert_limit: float = 0.0
+    ffn_limit: float = 0.0
 
     @classmethod
-    def of(cls, head: MtpHead) -> "BlockConfig":
+    def all_of(cls, head: MtpHead) -> tuple["BlockConfig", ...]:
+        """Read those of all blocks that draft, as `of`."""
+        first = cls.of(head)
+        return (first, *(cls.of(head, layer) for layer in range(1, head.usable_layers)))
+
+    @classmethod
+    def of(cls, head: MtpHead, layer: int = 0) -> "BlockConfig":
         """Read the metadata; FormatError names a key that is missing or invalid."""
         form = FORMS.get(head.architecture)
         if form is None:
@@ -91,7 +117,7 @@ class BlockConfig:
                 f"{head.file.source.name}: heads of {head.architecture} cannot be trained here, "
                 f"only those of {', '.join(FORMS)}"
             )
-        reader = _Reader(head)
+        reader = _Reader(head, layer)
         width = reader.whole("embedding_length")
         heads = reader.whole("attention.head_count")
         head_dim = reader.whole("attention.key_length", width // max(heads, 1))
@@ -102,6 +128,12 @@ class BlockConfig:
             reader.refuse("attention.head_count", f"a multiple of {kv_heads} KV heads", heads)
         if form.sigmoid:
             _check_router(reader)
+        router = f"blk.{head.trunk_layers + layer}.ffn_gate_inp.weight"
+        moe = router in head.tensors if form.moe is None else form.moe
+        windowed = bool(form.chained and reader.value("attention.sliding_window_pattern"))
+        rope = _rope(reader, head_dim, form)
+        if form.chained:
+            rope = _rope_of_chain(reader, rope, windowed=windowed)
         return cls(
             form=form,
             width=width,
@@ -109,11 +141,14 @@ class BlockConfig:
             kv_heads=kv_heads,
             head_dim=head_dim,
             eps=reader.number("attention.layer_norm_rms_epsilon", None),
-            experts=reader.whole("expert_count") if form.moe else 0,
-            experts_used=reader.whole("expert_used_count") if form.moe else 0,
+            experts=reader.whole("expert_count") if moe else 0,
+            experts_used=reader.whole("expert_used_count") if moe else 0,
             expert_scale=reader.number("expert_weights_scale", 0.0) or 1.0,
             normed_shares=not form.sigmoid or head.parameter("expert_weights_norm") is True,
-            rope=_rope(reader, head_dim, form),
+            rope=rope,
+            window=reader.whole("attention.sliding_window") if windowed else 0,
+            expert_limit=reader.number("swiglu_clamp_exp", 0.0) if form.chained else 0.0,
+            ffn_limit=reader.number("swiglu_clamp_shexp", 0.0) if form.chained else 0.0,
         )
 
 
@@ -164,12 +199,32 @@ def _rope(reader: "_Reader", head_dim: int, form: Form) -> Rope:
     )
 
 
+def _rope_of_chain(reader: "_Reader", rope: Rope, *, windowed: bool) -> Rope:
+    """The rotation of a block with a window, or that of half as many dimensions."""
+    if rope.yarn:
+        reader.refuse("rope.scaling.type", "none or linear", "yarn")
+    if windowed:
+        count = reader.whole("rope.dimension_count_swa", rope.count)
+        if count % 2:
+            reader.refuse("rope.dimension_count_swa", "an even number", count)
+        return replace(
+            rope, count=count, base=reader.number("rope.freq_base_swa", 10_000.0), scale=1.0
+        )
+    if rope.count % 4:
+        reader.refuse("rope.dimension_count", "a multiple of 4", rope.count)
+    return replace(rope, count=rope.count // 2, divided=True)
+
+
 @dataclass(frozen=True)
 class _Reader:
     head: MtpHead
+    layer: int
+
+    def value(self, key: str) -> object:
+        return self.head.parameter(key, self.layer if self.head.layers > 1 else None)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        found = self.head.parameter(key)
+        found = self.value(key)
         if found is None and default is not None:
             return default
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
@@ -178,7 +233,7 @@ class _Reader:
         return found
 
     def number(self, key: str, default: float | None) -> float:
-        found = self.head.parameter(key)
+        found = self.value(key)
         if found is None and default is not None:
             return default
         if not isinstance(found, int | float) or isinstance(found, bool) or not found >= 0:

@@ -27,7 +27,7 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.new_file import write_file
 from mtp_gguf.gguf_tools.files.output import OutputFile
-from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, inserted, write
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, inserted, write
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
 from mtp_gguf.gguf_tools.heads.acceptance import reserved
 from mtp_gguf.gguf_tools.heads.carrier import CARRIER, carry
@@ -50,7 +50,8 @@ from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.profile import identify
 from mtp_gguf.gguf_tools.progress import Progress
 
-from .block import Weights, fresh_weights, read_weights
+from .block import Weights, fresh_weights, own_tables, read_weights
+from .chain import read_divisors
 from .chart import draw_training
 from .collect import CollectSettings, Texts, bytes_needed, collect
 from .config import BlockConfig
@@ -87,6 +88,9 @@ class Start:
 
     head_from: str | None
     from_scratch: bool
+
+
+_OWN_HEAD = Start(None, from_scratch=False)
 
 
 @dataclass(frozen=True)
@@ -232,11 +236,13 @@ def _run(job: Job) -> dict[str, Any]:
             )
         check_type(_head_type(job, model))
         _check_list(job, model)
-        config = BlockConfig.of(model.head)
+        configs = BlockConfig.all_of(model.head)
+        if configs[0].form.chained:
+            job = _of_chain(job, model.head.architecture, len(configs))
         with _weights(job, model) as weights:
-            _check_resources(job, config, weights, model)
+            _check_resources(job, configs[0], weights, model)
             with _kept_when_interrupted(job.folder):
-                samples = _collected(job, model, config, began)
+                samples = _collected(job, model, configs[0].width, began)
                 train, held_out = split_data(samples)
                 n_train, n_held_out = (sum(map(len, part)) for part in (train, held_out))
                 job.progress.say(
@@ -246,12 +252,23 @@ def _run(job: Job) -> dict[str, Any]:
                 draft = _draft_vocabulary(job, model, train)
                 before = _measured_start(job, model, weights, draft, held_out)
                 settings = _settings(job, time.monotonic() - began)
-                outcome = _trained(job, model, config, weights, (train, held_out), draft, settings)
+                outcome = _trained(job, model, configs, weights, (train, held_out), draft, settings)
         with leaves_nothing(job.target):
             fields = _write(job, model, before, outcome, held_out, draft, samples)
     if job.work is None:
         remove_data(job.folder, CHECKPOINT_NAME)
     return fields
+
+
+def _of_chain(job: Job, architecture: str, blocks: int) -> Job:
+    """The job for a head of a block for each draft; RequestError for what such heads cannot do."""
+    if job.start != _OWN_HEAD:
+        option = "--from-scratch" if job.start.from_scratch else "--head-from"
+        raise RequestError(
+            f"{option}: expected a head of one block, found architecture {architecture}, whose "
+            "heads have one for each draft; leave the option out to train the model's own"
+        )
+    return replace(job, steps=min(job.steps, blocks))
 
 
 @contextmanager
@@ -286,6 +303,11 @@ def _weights(job: Job, model: Model) -> Iterator[Weights]:
         with _donor(job, model, job.start.head_from) as donor:
             donor.head.check_complete()
             donor.head.check_fit(model.head)
+            for name in own_tables(donor):
+                raise RequestError(
+                    f"{donor.path}: expected a head that shares the trunk's embedding and output, "
+                    f"found one with its own ({name}); graft it, then train the model's own head"
+                )
             yield _checked(read_weights(donor), job.start.head_from)
 
 
@@ -325,6 +347,7 @@ def _check_resources(job: Job, config: BlockConfig, weights: Weights, model: Mod
         _settings(job, 0),
         min(n_vocab, _TRAINED_ROWS),
         min(n_vocab, job.tokens),
+        len(_own_tables(job, model)),
     )
     needed = max(size, training) + _OVERHEAD
     free = process_memory.free_memory()
@@ -350,7 +373,7 @@ def _collect_settings(job: Job) -> CollectSettings:
     return CollectSettings(length=job.length, tokens=job.tokens, seed=job.seed, chat=job.chat)
 
 
-def _collected(job: Job, model: Model, config: BlockConfig, began: float) -> list[Sample]:
+def _collected(job: Job, model: Model, width: int, began: float) -> list[Sample]:
     with job.progress.share("collect") as show:
         found = collect(
             model.paths[0],
@@ -362,7 +385,7 @@ def _collected(job: Job, model: Model, config: BlockConfig, began: float) -> lis
             seconds=_COLLECTING * job.seconds - (time.monotonic() - began),
             progress=lambda done: show(done / job.tokens, f"{done} tokens of the trunk's states"),
         )
-    samples = open_data(job.folder, config.width)
+    samples = open_data(job.folder, width)
     if not samples:
         raise RequestError(f"{job.folder}: expected collected states, found {found} tokens")
     return samples
@@ -434,15 +457,18 @@ def _settings(job: Job, used: float) -> TrainSettings:
 def _trained(
     job: Job,
     model: Model,
-    config: BlockConfig,
+    configs: Sequence[BlockConfig],
     weights: Weights,
     data: tuple[list[Sample], list[Sample]],
     draft: _Draft | None,
     settings: TrainSettings,
 ) -> Outcome:
     train, held_out = data
-    tables = read_tables(model, [*train, *held_out], _learned_ids(model, train, draft))
-    trainer = Trainer(config, weights, tables, train, held_out, settings, job.folder)
+    ids = _learned_ids(model, train, draft)
+    own = bool(_own_tables(job, model))
+    tables = read_tables(model, [*train, *held_out], ids, own=own)
+    divisors = read_divisors(model)
+    trainer = Trainer(configs, weights, tables, train, held_out, settings, job.folder, divisors)
     told = 1  # evaluations: the first one is before training
     with job.progress.share("train") as show:
 
@@ -483,7 +509,14 @@ def _output(
     if draft is not None:
         keys |= draft.metadata(with_ids=True)
     tensors = head_tensors(weights, model.head.trunk_layers, _head_type(job, model))
-    return with_head(model, tensors, keys)
+    tensors += [TensorCopy.of(model, name) for name in _own_tables(job, model)]
+    layers = max(model.head.usable_layers, 1)
+    return with_head(model, tensors, keys, layers, model if model.head.layers == layers else None)
+
+
+def _own_tables(job: Job, model: Model) -> dict[str, str]:
+    """Those of `own_tables` if it is the model's own head that is trained."""
+    return own_tables(model) if job.start == _OWN_HEAD else {}
 
 
 def _measured(job: Job, path: Path, held_out: list[Sample]) -> Acceptance:

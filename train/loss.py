@@ -26,7 +26,13 @@ _TEMPERATURES = (0.3, 0.8)
 class _DraftLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weights: Tensor, rows: Tensor, output: Tensor, teacher: Tensor
+        ctx: Any,
+        states: Tensor,
+        weights: Tensor,
+        rows: Tensor,
+        output: Tensor,
+        trunk_output: Tensor,
+        teacher: Tensor,
     ) -> Tensor:
         total = torch.zeros((), device=states.device)
         # Half of the work, which measuring does without.
@@ -34,7 +40,7 @@ class _DraftLoss(torch.autograd.Function):
         on_cpu = states.device.type == "cpu"
         size = max(1, (_LOGITS_AT_ONCE if on_cpu else _LOGITS_AT_ONCE_ON_GPU) // len(output))
         for at in range(0, len(teacher), size):
-            wanted = teacher[at : at + size].to(output.dtype) @ output.T
+            wanted = teacher[at : at + size].to(output.dtype) @ trunk_output.T
             bounds = torch.tensor((at, at + size), device=rows.device)
             part = slice(*torch.searchsorted(rows, bounds).tolist())
             scores = states[part].to(output.dtype) @ output.T
@@ -53,7 +59,7 @@ class _DraftLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grads[0], None, None, None, None
+        return gradient * grads[0], None, None, None, None, None
 
 
 def _of_slice(
@@ -88,13 +94,19 @@ def _of_slice(
 
 
 def draft_loss(
-    states: Tensor, weights: Tensor, rows: Tensor, output: Tensor, teacher: Tensor
+    states: Tensor,
+    weights: Tensor,
+    rows: Tensor,
+    output: Tensor,
+    trunk_output: Tensor,
+    teacher: Tensor,
 ) -> Tensor:
     """The weighted sum of the losses of drafts.
 
     states: [n, C], the block's output for n drafts. weights: [n]. rows: [n], in rising order: which
-    row of `teacher` a draft should agree with. output: [V, C], the output's rows of the draft
-    vocabulary, in the type of the products. teacher: [N, C], states of the trunk.
+    row of `teacher` a draft should agree with. output, trunk_output: [V, C], rows of the draft
+    vocabulary in the outputs of block and trunk, in the type of the products. teacher: [N, C],
+    states of the trunk.
     """
-    loss: Tensor = _DraftLoss.apply(states, weights, rows, output, teacher)
+    loss: Tensor = _DraftLoss.apply(states, weights, rows, output, trunk_output, teacher)
     return loss

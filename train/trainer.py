@@ -24,7 +24,8 @@ from mtp_gguf.gguf_tools.heads.fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
 from mtp_gguf.gguf_tools.model import Model
 
 from . import measure
-from .block import MtpBlock, Weights, read_rows, rows_of
+from .block import TABLE_SUFFIXES, Weights, own_tables, read_rows, rows_of
+from .chain import make_head
 from .config import BlockConfig
 from .dataset import Sample
 from .loss import draft_loss
@@ -115,20 +116,27 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tables:
-    """Rows of the trunk's matrices that training needs.
+    """Rows of matrices that training needs.
 
-    ids: [V], target ids of the draft vocabulary. output: [V, C]. embedding: [U, C], of the tokens
-    that occur; `place` maps a token to its row.
+    ids: [V], target ids of the draft vocabulary. output: [V, C], the trunk's. outputs: [V, C] of
+    each block. embeddings: [U, C] of each block, of the tokens that occur; `place` maps a token to
+    its row. A block that has none of its own has the trunk's, the same tensor.
     """
 
     ids: NDArray[np.int64]
     output: Tensor
-    embedding: Tensor
+    outputs: tuple[Tensor, ...]
+    embeddings: tuple[Tensor, ...]
     place: NDArray[np.int64]
 
 
-def read_tables(model: Model, samples: Sequence[Sample], ids: NDArray[np.int64]) -> Tables:
-    """Read the rows for these samples and this draft vocabulary, dequantized."""
+def read_tables(
+    model: Model, samples: Sequence[Sample], ids: NDArray[np.int64], *, own: bool = True
+) -> Tables:
+    """Read the rows for these samples and this draft vocabulary, dequantized.
+
+    own: with the matrices of the model's head; else the trunk's are read.
+    """
     n_vocab = model.vocabulary_size or 0
     used = np.unique(np.concatenate([sample.tokens for sample in samples])).astype(np.int64)
     if not len(used) or used[0] < 0 or used[-1] >= n_vocab:
@@ -136,20 +144,36 @@ def read_tables(model: Model, samples: Sequence[Sample], ids: NDArray[np.int64])
     place = np.zeros(n_vocab, np.int64)
     place[used] = np.arange(len(used))
     output = OUTPUT_TENSOR if OUTPUT_TENSOR in model.tensors else EMBEDDING_TENSOR
-    return Tables(
-        ids,
-        torch.from_numpy(read_rows(model, output, ids)),
-        torch.from_numpy(read_rows(model, EMBEDDING_TENSOR, used)),
-        place,
+    blocks = range(
+        model.head.trunk_layers, model.head.trunk_layers + max(model.head.usable_layers, 1)
     )
+    found = own_tables(model) if own else {}
+
+    def rows_of_blocks(suffix: str, trunk: str, rows: NDArray[np.int64]) -> Iterator[Tensor]:
+        """Those of the trunk, then of each block."""
+        shared = torch.from_numpy(read_rows(model, trunk, rows))
+        yield shared
+        for name in (f"blk.{block}.{suffix}" for block in blocks):
+            yield torch.from_numpy(read_rows(model, name, rows)) if name in found else shared
+
+    embedding_suffix, output_suffix = TABLE_SUFFIXES
+    trunk_output, *outputs = rows_of_blocks(output_suffix, output, ids)
+    _, *embeddings = rows_of_blocks(embedding_suffix, EMBEDDING_TENSOR, used)
+    return Tables(ids, trunk_output, tuple(outputs), tuple(embeddings), place)
 
 
 def memory_needed(
-    config: BlockConfig, weights: Weights, settings: TrainSettings, n_draft: int, n_tokens: int
+    config: BlockConfig,
+    weights: Weights,
+    settings: TrainSettings,
+    n_draft: int,
+    n_tokens: int,
+    own: int,
 ) -> int:
     """An estimate of the bytes that training takes, without the interpreter and PyTorch itself.
 
-    n_draft: size of the draft vocabulary. n_tokens: different tokens in the samples.
+    n_draft: size of the draft vocabulary. n_tokens: different tokens in the samples. own: how many
+    embeddings and outputs the head has besides the trunk's.
     """
     values = sum(array.size for array in weights.values())
     trained = values
@@ -157,7 +181,8 @@ def memory_needed(
         trained = sum(settings.rank * sum(a.shape) for a in weights.values() if a.ndim == 2)
     # Weights, the best ones and those read from the file; gradient, momentum, and Muon's products.
     parameters = 4 * (3 * values + 3 * trained)
-    rows = 4 * config.width * (n_tokens + n_draft * (2 if settings.precision == "bf16" else 1))
+    copies = 2 if settings.precision == "bf16" else 1
+    rows = 4 * config.width * (n_tokens + n_draft * copies) * (1 + own)
     widest = max((array.shape[-2] for array in weights.values() if array.ndim > 1), default=1)
     # What backward needs of each row of each step: some 12 tensors of the width and 5 of the FFN.
     batch = settings.batch or default_batch(config.width)
@@ -203,31 +228,35 @@ class Trainer:
 
     def __init__(
         self,
-        config: BlockConfig,
+        configs: Sequence[BlockConfig],
         weights: Weights,
         tables: Tables,
         train: Sequence[Sample],
         held_out: Sequence[Sample],
         settings: TrainSettings,
         folder: Path,
+        divisors: NDArray[np.float32] | None = None,
     ) -> None:
         self._settings = settings
         self._train = train
         self._held_out = _up_to(held_out, settings.held_out_tokens)
         self._path = folder / CHECKPOINT_NAME
-        self._key = _key(config, weights, tables, train, held_out, settings)
+        self._key = _key(configs, weights, tables, train, held_out, settings)
         self._device = torch.device(settings.device)
         self._products = torch.bfloat16 if settings.precision == "bf16" else torch.float32
         self._tables = tables
         self._listed = np.zeros(len(tables.place), bool)
         self._listed[tables.ids] = True
-        self._width = config.width
-        self._size = settings.batch or default_batch(config.width)
-        self._output = tables.output.to(self._device)
-        self._low_output = self._output.to(self._products)
-        self._embedding = tables.embedding.to(self._device)
+        self._width = configs[0].width
+        self._size = settings.batch or default_batch(self._width)
+        there = _moved({*tables.outputs, tables.output, *tables.embeddings}, self._device)
+        self._outputs = [there[table] for table in tables.outputs]
+        self._embeddings = [there[table] for table in tables.embeddings]
+        low = {table: there[table].to(self._products) for table in (tables.output, *tables.outputs)}
+        self._low_output = low[tables.output]
+        self._low_outputs = [low[table] for table in tables.outputs]
         torch.manual_seed(settings.seed)
-        self._block = MtpBlock(config, weights, settings.rank).to(self._device)
+        self._block = make_head(configs, weights, settings.rank, divisors).to(self._device)
         matrices = [p for p in self._block.parameters() if p.dim() > 1]
         vectors = [p for p in self._block.parameters() if p.dim() == 1]
         self._optimizers: tuple[torch.optim.Optimizer, ...] = (
@@ -349,22 +378,34 @@ class Trainer:
             weight = _STEP_DECAY**step / max(len(rows[-1]), 1)
             weights.append(torch.full_like(states[-1][:, 0], weight))
         total = sum(_STEP_DECAY**step for step in range(len(states)))
-        order = torch.cat(rows).argsort(stable=True)
-        return draft_loss(
-            torch.cat(states)[order],
-            torch.cat(weights)[order] / total,
-            torch.cat(rows)[order],
-            self._low_output,
-            packed.hidden[counts].float(),
-        )
+        hidden = packed.hidden[counts].float()
+        by_output: dict[Tensor, list[int]] = {}  # the steps whose logits are products with it
+        for step in range(len(states)):
+            by_output.setdefault(_of_step(self._low_outputs, step), []).append(step)
+        losses = []
+        for output, steps in by_output.items():
+            of_steps = [torch.cat([part[i] for i in steps]) for part in (states, weights, rows)]
+            order = of_steps[2].argsort(stable=True)
+            own_states, own_weights, own_rows = (part[order] for part in of_steps)
+            losses.append(
+                draft_loss(
+                    own_states, own_weights / total, own_rows, output, self._low_output, hidden
+                )
+            )
+        return torch.stack(losses).sum()
 
     def _block_steps(self, packed: _Packed, first: int = 0, every: int = 1) -> Iterator[Tensor]:
-        embedding = self._embedding[packed.places]
+        places = packed.places
+        fed = {table: table[places] for table in {*self._embeddings}}
         with torch.autocast(
             self._device.type, torch.bfloat16, enabled=self._products is torch.bfloat16
         ):
             yield from self._block.steps(
-                packed.hidden, embedding, self._settings.steps, first=first, every=every
+                packed.hidden,
+                [fed[table] for table in self._embeddings],
+                self._settings.steps,
+                first=first,
+                every=every,
             )
 
     @torch.no_grad()
@@ -384,7 +425,8 @@ class Trainer:
             for step, state in enumerate(outputs):
                 flat = state.reshape(-1, state.shape[-1]).float()
                 parts = torch.split(flat, 512)
-                best = torch.cat([(part @ self._output.T).argmax(-1) for part in parts])
+                output = _of_step(self._outputs, step)
+                best = torch.cat([(part @ output.T).argmax(-1) for part in parts])
                 ids = self._tables.ids[best.cpu().numpy()].reshape(len(batch), -1)
                 drafts[:, : state.shape[1], step] = ids
             for sample, own in zip(batch, drafts, strict=True):
@@ -570,8 +612,18 @@ def _up_to(samples: Sequence[Sample], tokens: int) -> list[Sample]:
     return chosen
 
 
+def _moved(tables: set[Tensor], device: torch.device) -> dict[Tensor, Tensor]:
+    """Each of these on the device."""
+    return {table: table.to(device) for table in tables}
+
+
+def _of_step(of_blocks: Sequence[Tensor], step: int) -> Tensor:
+    """That of the block that drafts in a step: its own of a chain, else the only one."""
+    return of_blocks[step if len(of_blocks) > 1 else 0]
+
+
 def _key(
-    config: BlockConfig,
+    configs: Sequence[BlockConfig],
     weights: Weights,
     tables: Tables,
     train: Sequence[Sample],
@@ -583,7 +635,7 @@ def _key(
     The time budget does not belong to it: what is left of --minutes differs from run to run.
     """
     same = replace(settings, seconds=math.inf)
-    digest = hashlib.sha256(repr((config, same)).encode())
+    digest = hashlib.sha256(repr((*configs, same)).encode())
     for suffix, array in sorted(weights.items()):
         digest.update(suffix.encode())
         digest.update(np.ascontiguousarray(array).data)

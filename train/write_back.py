@@ -22,6 +22,7 @@ def head_tensors(
 ) -> list[TensorCopy]:
     """The tensors of an MTP block `block`, with matrices in the type `kind`.
 
+    weights: by suffix; those of a chain, whose first block it is, by number, a dot, and suffix.
     kind: one that `check_type` accepts. Rows that its blocks do not divide are stored in F16.
     RequestError for weights that do not fit it.
     """
@@ -29,9 +30,10 @@ def head_tensors(
     out = []
     for suffix, array in sorted(weights.items()):
         used = kind if array.shape[-1] % kind.block_length == 0 else F16
-        if array.ndim == 1 or suffix in _ALWAYS_F32:
+        if array.ndim == 1 or suffix.endswith(_ALWAYS_F32):
             used = F32
-        name = f"blk.{block}.{suffix}"
+        number, _, rest = suffix.partition(".")
+        name = f"blk.{block + int(number)}.{rest}" if number.isdigit() else f"blk.{block}.{suffix}"
         rows = np.ascontiguousarray(array, np.float32).reshape(-1, array.shape[-1])
         try:
             data = rows.tobytes() if used is F32 else ggml.quantize(used, rows).tobytes()

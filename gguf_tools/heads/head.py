@@ -582,15 +582,19 @@ class MtpHead:
             return tuple(entries[: min(self.trunk_layers, other.trunk_layers)])
         return self.parameter(key)
 
-    def parameter(self, key: str) -> Scalar | tuple[Scalar, ...] | None:
-        """A hyperparameter: the last entry of a per-layer array, else the value or whole array."""
+    def parameter(self, key: str, layer: int | None = None) -> Scalar | tuple[Scalar, ...] | None:
+        """A hyperparameter: the value or whole array, or of a per-layer array one entry.
+
+        layer: of an MTP layer, counted from 0; None for the last entry.
+        """
         full = f"{self.architecture}.{key}"
         if not isinstance(self.file.keys.get(full), ArrayRef):
             return self.file.scalar(full)
         entries = self.file.array(full) or []
         if key.endswith("dimension_sections"):
             return tuple(entries)
-        return entries[-1] if entries else None
+        at = len(entries) - 1 if layer is None else self.trunk_layers + layer
+        return entries[at] if 0 <= at < len(entries) else None
 
 
 def _differing_tokens(a: GgufFile, b: GgufFile) -> int | None:

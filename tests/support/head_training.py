@@ -84,10 +84,10 @@ def trainer(
     ids = np.unique(np.concatenate([sample.tokens for sample in samples])).astype(np.int64)
     ids = ids[ids != without]
     with open_model(demo) as model:
-        config = BlockConfig.of(model.head)
+        configs = BlockConfig.all_of(model.head)
         if whole:
             ids = np.arange(model.vocabulary_size or 0)
         tables = read_tables(model, samples, ids)
     train, held_out = split_data(samples)
     settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
-    return Trainer(config, weights, tables, train, held_out, settings, folder)
+    return Trainer(configs, weights, tables, train, held_out, settings, folder)

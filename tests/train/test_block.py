@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from mtp_gguf.gguf_tools.doctor import value_findings
-from mtp_gguf.gguf_tools.errors import FormatError, RequestError
+from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy, write
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
@@ -18,14 +19,19 @@ from mtp_gguf.gguf_tools.heads.transplant import with_head
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.native.head import Head
 from mtp_gguf.train.block import (
+    TABLE_SUFFIXES,
     MtpBlock,
     fresh_weights,
-    read_rows,
+    own_tables,
     read_tensor,
     read_weights,
     rows_of,
 )
+from mtp_gguf.train.chain import MtpChain, make_head, read_divisors
 from mtp_gguf.train.config import BlockConfig
+from mtp_gguf.train.dataset import Sample
+from mtp_gguf.train.measure import measure_file
+from mtp_gguf.train.trainer import Trainer, TrainSettings, read_tables
 from mtp_gguf.train.write_back import head_tensors
 from support.carried_models import write_model
 from support.gguf_files import edited
@@ -43,22 +49,32 @@ QUANTIZED_RMS_TOLERANCE = 0.08
 
 
 def logits_of(
-    path: Path, block: MtpBlock, hidden: np.ndarray, tokens: list[int], row: int
+    path: Path, head: MtpBlock | MtpChain, hidden: np.ndarray, tokens: list[int], row: int
 ) -> np.ndarray:
     """The logits of one row of each step, [steps, vocabulary]."""
     with open_model(path) as model:
-        names = [n for n in ("output.weight", "token_embd.weight") if n in model.tensors]
-        output = read_tensor(model, names[0])
-        embedding = read_rows(model, "token_embd.weight", np.asarray(tokens))
+        sample = Sample(np.asarray(tokens, np.int32), hidden.astype(np.float16), 0, held_out=False)
+        ids = np.arange(model.vocabulary_size or 0)
+        tables = read_tables(model, [sample], ids)
+    places = tables.place[tokens]
     with torch.no_grad():
-        states, embedded = (torch.from_numpy(a)[None] for a in (hidden, embedding))
-        steps = block.steps(states, embedded, DEPTH)
-        return np.stack([state[0, row].numpy() @ output.T for state in steps])
+        embedded = [table[places][None] for table in tables.embeddings]
+        steps = head.steps(torch.from_numpy(hidden)[None], embedded, DEPTH)
+        outputs = tables.outputs if len(tables.outputs) > 1 else tables.outputs * DEPTH
+        pairs = zip(steps, outputs, strict=False)  # a chain has fewer steps
+        return np.stack([(state[0, row] @ output.T).numpy() for state, output in pairs])
+
+
+def head_of(path: Path, rank: int = 0) -> MtpBlock | MtpChain:
+    with open_model(path) as model:
+        configs = BlockConfig.all_of(model.head)
+        return make_head(configs, read_weights(model), rank, read_divisors(model))
 
 
 def block_of(path: Path, rank: int = 0) -> MtpBlock:
-    with open_model(path) as model:
-        return MtpBlock(BlockConfig.of(model.head), read_weights(model), rank)
+    head = head_of(path, rank)
+    assert isinstance(head, MtpBlock)
+    return head
 
 
 @pytest.mark.sample(2)
@@ -85,10 +101,11 @@ def check_logits(path: Path, *, quantized: bool = False) -> None:
         n = len(given)
         hidden = np.random.default_rng(3).standard_normal((n + DEPTH - 1, drafter.n_embd))
         hidden = hidden.astype(np.float32)
-        drafted = drafter.draft(given[1:], hidden[: n - 1], 1, DEPTH, logits=True)
+        depth = min(DEPTH, drafter.max_depth)
+        drafted = drafter.draft(given[1:], hidden[: n - 1], 1, depth, logits=True)
     # The graph goes on with its drafts, and the block with the same tokens.
-    tokens = [*given, *drafted.tokens[: DEPTH - 1]]
-    found = logits_of(path, block_of(path), hidden, tokens, n - 2)
+    tokens = [*given, *drafted.tokens, *given][: len(hidden)]
+    found = logits_of(path, head_of(path), hidden, tokens, n - 2)
     assert drafted.logits is not None
     difference = np.abs(found - drafted.logits)
     if quantized:
@@ -99,27 +116,88 @@ def check_logits(path: Path, *, quantized: bool = False) -> None:
 
 
 @pytest.fixture(scope="module")
-def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A head of glm4moe with random weights and every optional tensor but what the trunk has."""
-    folder = tmp_path_factory.mktemp("glm")
-    return write_models(folder, ["glm4moe"])["glm4moe"]
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Heads of other architectures with random weights and every optional tensor."""
+    return write_models(tmp_path_factory.mktemp("others"), ["glm4moe", "step35"])
 
 
-def without_own_matrices(tensors: dict[str, TensorCopy]) -> None:
-    for name in ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight"):
-        del tensors[f"blk.2.{name}"]
+def with_own_tables(tensors: dict[str, TensorCopy]) -> None:
+    """Embeddings and outputs of the blocks stay, which are others than the trunk's."""
+    assert any(name.endswith(TABLE_SUFFIXES) for name in tensors)
+
+
+def without_own_tables(tensors: dict[str, TensorCopy]) -> None:
+    for name in [name for name in tensors if name.endswith(TABLE_SUFFIXES)]:
+        del tensors[name]
 
 
 @pytest.mark.parametrize(("used", "normed"), [(2, True), (1, True), (1, False)])
-def test_logits_of_glm(used: int, normed: bool, glm: Path, tmp_path: Path) -> None:
+def test_logits_of_glm(used: int, normed: bool, others: dict[str, Path], tmp_path: Path) -> None:
     """Experts chosen by a sigmoid and a bias; biases and norms of queries and keys."""
 
     def choose(keys: Metadata) -> None:
         keys["glm4moe.expert_used_count"] = Value(ValueType.U32, used)
         keys["glm4moe.expert_weights_norm"] = Value(ValueType.BOOL, normed)
 
-    path = tmp_path / "glm.gguf"
-    check_logits(edited(glm, path, metadata=choose, tensors=without_own_matrices))
+    path, tensors = tmp_path / "glm.gguf", without_own_tables if normed else with_own_tables
+    check_logits(edited(others["glm4moe"], path, metadata=choose, tensors=tensors))
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("windows", ["first", "second"])
+@pytest.mark.parametrize("limit", [0.0, 0.125])
+def test_logits_of_a_chain(
+    own: bool, windows: str, limit: float, others: dict[str, Path], tmp_path: Path
+) -> None:
+    """Three blocks, with windows or without, experts, gates of heads and matrices of their own."""
+
+    def choose(keys: Metadata) -> None:
+        pattern = [i % 2 == (windows == "first") for i in range(5)]
+        keys["step35.attention.sliding_window_pattern"] = Value(ValueType.BOOL, pattern)
+        keys["step35.attention.sliding_window"] = Value(ValueType.U32, 3)
+        keys["step35.swiglu_clamp_exp"] = Value(ValueType.F32, [limit] * 5)
+
+    path, tensors = tmp_path / "chain.gguf", with_own_tables if own else without_own_tables
+    made = edited(others["step35"], path, metadata=choose, tensors=tensors)
+    check_logits(made)
+    with open_model(made) as model:
+        assert len(own_tables(model)) == (6 if own else 0)
+        first, second, third = BlockConfig.all_of(model.head)
+    assert bool(first.window) == bool(third.window) != bool(second.window)
+
+
+@pytest.mark.parametrize("architecture", ["glm4moe", "step35"])
+def test_drafts_are_counted_as_those_of_the_file(
+    architecture: str, others: dict[str, Path], tmp_path: Path
+) -> None:
+    """With embeddings and outputs of the blocks; every third position is drafted from rightly."""
+    path, steps, n = others[architecture], 3, 63
+    with Head(path, n_threads=1) as head:
+        hidden = np.random.default_rng(5).standard_normal((n, head.n_embd)).astype(np.float16)
+        tokens = [7, 9]
+        while len(tokens) + steps <= n:
+            at = len(tokens) - 2
+            states = hidden[: at + 1].astype(np.float32)
+            head.rollback(0)
+            tokens += head.draft(tokens[1:], states, 1, steps).tokens
+    samples = [
+        Sample(np.asarray(tokens, np.int32), hidden[: len(tokens)], 0, held_out)
+        for held_out in (False, True)
+    ]
+    want = measure_file(path, samples[1:], steps, rows=n, threads=1)
+    with open_model(path) as model:
+        ids = np.arange(model.vocabulary_size or 0)
+        configs, weights = BlockConfig.all_of(model.head), read_weights(model)
+        tables, divisors = read_tables(model, samples, ids), read_divisors(model)
+    settings, data = TrainSettings(steps=steps), (samples[:1], samples[1:])
+    shared = replace(tables, outputs=(tables.output,) * len(tables.outputs))
+    (found, loss), (others_found, other_loss) = (
+        Trainer(configs, weights, own, *data, settings, tmp_path, divisors).evaluate()
+        for own in (tables, shared)
+    )
+    assert found == want
+    assert min(found.rates) > 0.3 > max(others_found.rates)
+    assert loss != pytest.approx(other_loss, rel=1e-6)
 
 
 def test_logits_of_a_new_head_for_a_carrier(tmp_path: Path) -> None:
@@ -147,8 +225,8 @@ def test_some_rows_are_those_of_all(models: Models, first: int, every: int) -> N
     random = torch.Generator().manual_seed(2)
     hidden, embedding = torch.randn(2, 2, 24, block.config.width, generator=random)
     with torch.no_grad():
-        whole = list(block.steps(hidden, embedding, 4))
-        some = list(block.steps(hidden, embedding, 4, first=first, every=every))
+        whole = list(block.steps(hidden, [embedding], 4))
+        some = list(block.steps(hidden, [embedding], 4, first=first, every=every))
     for step, (a, b) in enumerate(zip(whole, some, strict=True)):
         rows = rows_of(step, 24, first, every)
         assert (
@@ -174,20 +252,6 @@ def test_fused_tensors_are_split(models: Models, tmp_path: Path) -> None:
         want, found = read_weights(apart), read_weights(together)
     assert want.keys() == found.keys()
     assert all(np.array_equal(want[suffix], found[suffix]) for suffix in want)
-
-
-def test_an_embedding_of_its_own_is_refused(models: Models, glm: Path, tmp_path: Path) -> None:
-    path = models.gguf("dense-untied")
-
-    def add(tensors: dict[str, TensorCopy]) -> None:
-        shared = tensors["token_embd.weight"]
-        spec = TensorSpec("blk.4.nextn.embed_tokens.weight", shared.spec.shape, shared.spec.type)
-        tensors[spec.name] = TensorCopy(spec, shared.source, shared.offset)
-
-    own = edited(path, tmp_path / "own.gguf", tensors=add)
-    for file in (own, glm):
-        with open_model(file) as model, pytest.raises(RequestError, match="cannot be trained"):
-            read_weights(model)
 
 
 def test_low_rank_starts_where_the_whole_starts(models: Models) -> None:

@@ -26,17 +26,19 @@ from mtp_gguf.convert.heads.head_checkpoint import checkpoint_head
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.heads.acceptance import Acceptance, read_stored
+from mtp_gguf.gguf_tools.heads.head import block_of
 from mtp_gguf.gguf_tools.machine import os_files, process_memory
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from mtp_gguf.native.checks.acceptance import measure_acceptance
 from mtp_gguf.train import trainer as training
-from mtp_gguf.train.block import read_weights
+from mtp_gguf.train.block import own_tables, read_weights
 from support.carried_models import write_model
 from support.checkpoints import SPECS
 from support.commands import check_refusal, invoke, refused, spawn, succeed
 from support.gguf_files import edited, loads, value_of
 from support.models import DEMO, Models
 from support.serving import PATIENCE
+from support.upstream.nextn_models import drafts, write_models
 
 IDS = "mtp_gguf.fastmtp.token_ids"
 # The demo model knows it, and it changes with the model only.
@@ -165,6 +167,58 @@ def test_a_model_without_an_mtp_architecture(architecture: str, tmp_path: Path) 
         *("train-head", made, "--text", text, "-o", tmp_path / "no.safetensors"),
         words=("expected a GGUF",),
     )
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Heads with embeddings and outputs of their own, of models whose tokens are characters."""
+    folder = tmp_path_factory.mktemp("others")
+    tokens = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
+    tokens += [f"<{i}>" for i in range(128 - len(tokens))]
+
+    def read_text(keys: Metadata) -> None:
+        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, tokens)
+
+    made = write_models(folder, ["glm4moe", "step35"])
+    return {
+        name: edited(path, folder / f"{name}-text.gguf", metadata=read_text)
+        for name, path in made.items()
+    }
+
+
+@pytest.mark.parametrize("architecture", ["glm4moe", "step35"])
+def test_a_head_with_matrices_of_its_own(
+    architecture: str, others: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    """They stay as they are; step35 has a block for each of three drafts, which all learn."""
+    model, made = others[architecture], tmp_path / "made.gguf"
+    fields = trained(model, text, made, "--steps", 4, "--mtp-type", "F32", "--rate", 0.01)
+    steps = 3 if architecture == "step35" else 4
+    assert len(fields["acceptance"]["after"]) == steps
+    assert fields["best_step"] > 0
+    assert trunk_of(made) == trunk_of(model)
+    with open_model(model) as before, open_model(made) as after:
+        assert before.metadata().items() <= after.metadata().items()
+        assert {*before.head.names} <= {*after.head.names}
+        tables = own_tables(before)
+        assert len(tables) == 2 * before.head.layers
+        same = {n for n in before.head.names if before.read(n) == after.read(n)}
+        blocks = {block_of(name) for name in {*before.head.names} - same}
+        assert tables.keys() <= same
+        assert len(blocks) == before.head.layers == (3 if architecture == "step35" else 1)
+        # Counted with the block in PyTorch, and drafted from the file.
+        found = after.first.array("mtp_gguf.train.acceptance_after")
+        assert found == pytest.approx(fields["acceptance"]["after"], abs=0.02)
+    assert drafts([made]) != [None]  # of stock llama.cpp
+    for option in (("--from-scratch",), ("--head-from", model)):
+        if architecture == "step35":
+            words = (option[0], "expected a head of one block")
+        elif option[0] == "--from-scratch":
+            continue
+        else:
+            words = ("with its own (blk.2.nextn.embed_tokens.weight)", "graft it")
+        command = ("train-head", model, "--text", text, "-o", tmp_path / "no.gguf", *option)
+        refused(tmp_path, *command, words=words)
 
 
 def test_the_head_of_another_file(demo: Path, text: Path, tmp_path: Path) -> None:

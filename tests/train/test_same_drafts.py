@@ -163,7 +163,7 @@ def drafts_of_block(
     with torch.no_grad():
         fed_states = after_zeros(hidden) if zeros else hidden
         states, embedded = (torch.from_numpy(a)[None] for a in (fed_states, embedding))
-        for step, state in enumerate(block.steps(states, embedded, STEPS)):
+        for step, state in enumerate(block.steps(states, [embedded], STEPS)):
             rows = (state[0].numpy() @ output.T).argmax(1)[int(zeros) :]
             drafts[: len(rows), step] = rows
     return drafts

@@ -39,8 +39,8 @@ def test_the_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
         rejected = 1 - torch.minimum(p, q).sum(-1)
         want = want + ((rejected + rejected.detach() * entropy) * weights).sum() / 2
     (want_gradient,) = torch.autograd.grad(want, states)
-    found = draft_loss(states, weights, rows, output, teacher)
-    assert draft_loss(states.detach(), weights, rows, output, teacher).equal(found.detach())
+    found = draft_loss(states, weights, rows, output, output, teacher)
+    assert draft_loss(states.detach(), weights, rows, output, output, teacher).equal(found.detach())
     (gradient,) = torch.autograd.grad(found, states)
     assert found.item() == pytest.approx(want.item(), rel=1e-4)
     assert torch.allclose(gradient, want_gradient, rtol=1e-3, atol=1e-5)
@@ -57,7 +57,7 @@ def test_rows_that_no_draft_can_be_right_in_do_not_count(
     seen: list[torch.Tensor] = []
 
     def loss(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        seen.append(others[3])
+        seen.append(others[4])
         return draft_loss(states, *others)
 
     monkeypatch.setattr(training, "draft_loss", loss)
