@@ -32,7 +32,7 @@ from .errors import (
 )
 from .libraries.layouts import UNDERSTOOD
 
-API_VERSION = 12
+API_VERSION = 13
 MAX_DEPTH = 16
 DEPTH_AUTO = -1
 
@@ -346,6 +346,8 @@ mtp_status mtp_session_sample(mtp_session * session, int32_t row, int32_t * out)
 mtp_status mtp_session_step_sampled(mtp_session * session, int32_t seq, int32_t token, int32_t
     depth, int32_t * out, int32_t * out_n);
 mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out);
+mtp_status mtp_session_choose(mtp_session * session, int32_t row, struct llama_sampler * sampler,
+    int32_t * out);
 mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, int32_t p1);
 mtp_status mtp_session_sync(mtp_session * session, int32_t seq);
 mtp_status mtp_session_skip(mtp_session * session, int32_t seq, int64_t length);

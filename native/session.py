@@ -179,6 +179,14 @@ class Session(Owner):
         n = self._number(library().mtp_session_step, seq, token, wanted, sampler, out)
         return out[:n]
 
+    def choose(self, row: int, sampler: Any) -> int:
+        """Return the token that a llama_sampler chooses for a row, an index from `row`.
+
+        sampler: a pointer. Where it would end the process, as where a grammar allows no token, it
+        is a NativeError.
+        """
+        return self._number(library().mtp_session_choose, row, sampler)
+
     def set_sampling(
         self,
         temperature: float,

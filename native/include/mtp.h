@@ -33,7 +33,7 @@ extern "C" {
 
 /* Increased whenever a signature or a struct below changes. Callers should compare it with
  * mtp_api_version() before calling anything else. */
-#define MTP_API_VERSION 12
+#define MTP_API_VERSION 13
 
 /* Limits that keep graphs and buffers bounded; larger values return MTP_ERROR_ARGUMENT. */
 #define MTP_MAX_DEPTH 16
@@ -462,6 +462,10 @@ MTP_API mtp_status mtp_session_step_sampled(mtp_session * session, int32_t seq, 
 
 /* Returns the most likely token of a row. row: an index from mtp_cycle_row, or -1 for the last row. */
 MTP_API mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out);
+
+/* Returns the token that a sampler chain of llama.cpp chooses for a row, and tells the chain. It fails where
+ * llama_sampler_sample would end the process, as where a grammar allows no token. */
+MTP_API mtp_status mtp_session_choose(mtp_session * session, int32_t row, struct llama_sampler * sampler, int32_t * out);
 
 /* Removes the tokens at positions p0 .. p1 - 1 from trunk and head; p1 < 0 means to the end. Because of
  * the recurrent state only the end of a sequence can be removed, as far back as rollback reaches, or the

@@ -243,17 +243,17 @@ class GeneratingModel(StoringModel):
                     yield token
                     self.input_ids[self.n_tokens] = token
                     accepted += 1
-            finally:
-                if not session.closed:
+            except BaseException:  # one that closes the generator, too
+                with suppress(NativeError):  # which would hide the first one
                     session.end(accepted)
+                raise
+            session.end(accepted)
 
     def _sample(self, row: int) -> int:
         """Sample a token. An interrupt in Python code that is called from C would be lost."""
         sampler: Any = self._sampler
-        self.session.argmax(row)  # raises an error if the logits contain NaNs
         with DeferredInterrupts():
-            token: int = sampler.sample(self._ctx, row)
-        return token
+            return self.session.choose(row, sampler.sampler)
 
     def _record_scores(self, record: TokenLogprobs, at: int, token: int) -> None:
         """Record a token that follows position `at` of a model without a session."""

@@ -258,6 +258,9 @@ private:
         }
         const auto & head = state.head;
         const size_t rows = params.head ? params.head->cache().rows_bytes(state.length - head.first) : 0;
+        if (params.head && state.length > params.head->cache().most_rows()) {
+            throw std::runtime_error("expected a state that fits into the context, found a longer one");
+        }
         if (state.head_fingerprint != (params.head ? params.head->fingerprint() : 0) || head.token >= n_vocab ||
                 (!head.hidden.empty() && head.hidden.size() != (size_t) params.head->width()) ||
                 (!head.rows.empty() && (head.hidden.empty() || head.rows.size() != rows))) {

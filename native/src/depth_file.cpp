@@ -60,7 +60,9 @@ void write_depth_file(const std::string & path, uint64_t machine, uint64_t head,
 
         const fs::path to = fs::u8path(path);
         const fs::path part = fs::u8path(path + "." + std::to_string(std::random_device()()) + ".part");
-        fs::create_directories(to.parent_path());
+        if (to.has_parent_path()) {
+            fs::create_directories(to.parent_path());
+        }
         std::ofstream file(part, std::ios::binary);
         file.write(reinterpret_cast<const char *>(bytes.data()), std::streamsize(bytes.size()));
         file.close();

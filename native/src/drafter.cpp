@@ -558,7 +558,23 @@ DrafterState Drafter::save(int32_t seq, bool with_rows) {
     fetch(seq);
     state.token = s.tokens.back();
     state.hidden.assign(s.hidden.end() - int64_t(width()), s.hidden.end());
+    if (!state.is_finite()) { // as of a head that is damaged: no reader accepts it
+        DrafterState rest;
+        rest.first = s.end();
+        rest.depth = std::move(state.depth);
+        return rest;
+    }
     return state;
+}
+
+bool DrafterState::is_finite() const {
+    uint32_t unsound = 0; // without a branch, so that compilers take vectors
+    for (size_t i = 0; i + 1 < rows.size(); i += sizeof(ggml_fp16_t)) {
+        ggml_fp16_t x;
+        std::memcpy(&x, rows.data() + i, sizeof(x));
+        unsound |= (x & 0x7c00) == 0x7c00; // the exponent of infinities and NaNs
+    }
+    return unsound == 0 && std::all_of(hidden.begin(), hidden.end(), [](float x) { return std::isfinite(x); });
 }
 
 void Drafter::restore(int32_t seq, int64_t length, const DrafterState & state) {
@@ -572,6 +588,7 @@ void Drafter::restore(int32_t seq, int64_t length, const DrafterState & state) {
 
 void Drafter::restore_head(int32_t seq, int64_t length, const DrafterState & state) {
     if (!state.rows.empty()) {
+        head_->cache().reserve(seq, length); // fails before anything is changed
         head_->rollback(seq, 0);
         head_->cache().write_rows(seq, state.first, length - state.first, state.rows.data());
     }

@@ -63,6 +63,9 @@ struct DrafterState {
     std::vector<uint8_t> depth;
     // Tokens of the sequence that were added to the draft vocabulary; empty without the rows.
     std::vector<DraftRing::Entry> ring;
+
+    // Whether there is no NaN or infinity, which would spread from the head's cache to every draft.
+    bool is_finite() const;
 };
 
 class Drafter {

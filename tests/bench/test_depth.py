@@ -428,3 +428,22 @@ def test_a_stated_acceptance_decides_until_outcomes_do() -> None:
     for wrong in (-0.1, 1.1, float("nan")):
         with pytest.raises(NativeError, match="acceptance: expected 0 to 1"):
             bad.expect(wrong)
+
+
+def test_costs_of_several_sequences_count_until_those_of_one_are_known() -> None:
+    """A cycle whose drafts were not measured, as in a batch, says nothing of what they cost."""
+    planned = []
+    for reports in (0, 1):
+        chooser = DepthChooser(4)
+        chooser.share(2)
+        for tokens in (2, 4, 6, 8, 10):
+            for _ in range(20):
+                chooser.report_batch(tokens, 9.0 + tokens / 2)
+        for _ in range(reports):
+            chooser.report(Outcome(probabilities=[0.9], verified=1, accepted=1))
+        for depth in range(1, 5):
+            for _ in range(20):
+                chooser.report_draft(2, depth, 100.0 * depth)
+        chooser.share(1)
+        planned.append(chooser.plan(4))
+    assert planned[0] == planned[1]

@@ -48,6 +48,15 @@ def test_a_head_that_is_never_right_is_known(dial: Dial, file: Path) -> None:
     assert not list(file.parent.glob("*.part"))
 
 
+def test_a_file_in_the_working_folder(
+    dial: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, "model.depth")
+    decode(dial("tiny", hit=0.0))
+    assert Path("model.depth").is_file()
+
+
 def test_a_text_of_a_few_tokens_is_not_worth_a_file(dial: Dial, file: Path) -> None:
     with MTPLlama(str(dial("tiny")), n_ctx=256, n_threads=1, lookup=False) as llm:
         for n, _ in enumerate(llm.generate(PROMPT, temp=0.0)):

@@ -143,6 +143,21 @@ def test_incompatible_options_are_named(dial: Dial) -> None:
             run(dial("tiny"), 1, exact=True, **options)
 
 
+def test_the_last_row_of_a_padded_batch_is_that_of_its_last_token(models: Models) -> None:
+    """Not that of the padding, which llama.cpp takes for the last one."""
+    with (
+        closing(Trunk(models.gguf("demo", "Q4_K_M", "F16"), 4)) as trunk,
+        Session(trunk.context, None, max_depth=0, min_rows=2) as session,
+    ):
+        session.decode(list(range(60, 80)))
+        token = session.argmax()
+        for _ in range(12):
+            session.begin(token, 0)
+            token = session.argmax(session.row(0))
+            assert session.argmax(-1) == token
+            session.end(0)
+
+
 def test_padding_needs_a_snapshot(dial: Dial) -> None:
     with closing(Trunk(dial("tiny"), 0)) as trunk:
         with pytest.raises(NativeError, match="min_rows: expected 0 to 2, found 3"):

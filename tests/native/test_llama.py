@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import pickle
 import re
 import signal
@@ -254,6 +255,50 @@ def test_states_are_saved_and_loaded(dial: Dial) -> None:
         a = other.create_completion(PROMPT, max_tokens=8, temperature=0)
         b = other.create_completion(PROMPT, max_tokens=8, temperature=0)
         assert a["choices"] == b["choices"]
+
+
+def test_the_state_of_a_text_that_was_shortened(dial: Dial) -> None:
+    """The head does not know the hidden state of its last token; it goes on behind the next one."""
+    prompt = [token % 100 for token in PROMPT]
+    with load(dial.gguf("glm4moe", 0.8)) as llm:
+        llm.eval([*prompt, *prompt[::-1]])
+        llm.n_tokens = len(prompt)
+        state = llm.save_state()
+        want = take(llm, 12, [*prompt, 7])
+        llm.load_state(state)
+        assert llm.session.length() == len(prompt)
+        assert take(llm, 12, [*prompt, 7]) == want
+        assert llm.mtp_stats.drafted[0] > 0
+
+
+def test_a_grammar_without_a_token_ends_no_process(models: Models) -> None:
+    """llama.cpp throws where it is told of a token that a grammar does not allow."""
+    with load(models.gguf("demo", "Q4_K_M", "F16")) as llm:
+        seven = [t for t in range(llm.n_vocab()) if b"7" in llm.detokenize([t])]
+        grammar = LlamaGrammar.from_string('root ::= "7"', verbose=False)
+        for options in ({}, {"logprobs": 1}):
+            with pytest.raises(NativeError, match="no token that the samplers allow"):
+                llm.create_completion(
+                    PROMPT, grammar=grammar, logit_bias=dict.fromkeys(seven, -math.inf), **options
+                )
+        text = llm.create_completion(PROMPT, grammar=grammar, max_tokens=4)["choices"][0]["text"]
+        assert text == "7"
+
+
+def test_what_fails_within_a_cycle_is_said(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that no cycle is open, because it was closed by the failure."""
+    with load(dial("tiny")) as llm:
+        session = llm.session
+        row, end = session.row, session.end
+
+        def fails(accepted: int) -> int:
+            row(accepted)
+            end(0)
+            raise NativeError("the device is gone")
+
+        monkeypatch.setattr(session, "row", fails)
+        with pytest.raises(NativeError, match="the device is gone"):
+            llm.create_completion(PROMPT, logit_bias={1: 1.0}, max_tokens=4)
 
 
 def test_nothing_is_sampled_from_the_logits_of_another_text(dial: Dial) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError, OutputError, RequestError
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import ContextFullError
 from mtp_gguf.native.sessions import session_file
@@ -31,7 +32,8 @@ from mtp_gguf.native.sessions.session_file import (
     read_session,
     write_session,
 )
-from support.models import Dial
+from support.gguf_files import edited
+from support.models import Dial, Models
 from support.session_files import NUMBERS, SessionFile, parse_session, version_1, with_checksum
 from support.tiny_llama import write_tiny_llama
 
@@ -86,6 +88,25 @@ def in_another_process(program: str, *arguments: object) -> Any:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tests, Path(__file__).parent]))}
     words = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_head_that_is_damaged_leaves_a_session(models: Models, tmp_path: Path) -> None:
+    """No reader takes NaNs of a head, so they are not written; the trunk goes on from the file."""
+
+    def spoil(tensors: dict[str, TensorCopy]) -> None:
+        name = next(n for n in tensors if n.endswith("4.attn_k_norm.weight"))
+        spec = tensors[name].spec
+        tensors[name] = TensorCopy(spec, data=np.full(spec.shape, np.nan, np.float32).tobytes())
+
+    path = edited(models.gguf("demo", "Q4_K_M", "F16"), tmp_path / "m.gguf", tensors=spoil)
+    with load(path) as llm:
+        text = take(llm, 9, PROMPT)
+        llm.save_session(tmp_path / "s.session")
+        want = take(llm, 12, [*PROMPT, *text, *MORE])
+    with load(path) as llm:
+        llm.load_session(tmp_path / "s.session")
+        assert take(llm, 12, [*PROMPT, *text, *MORE]) == want
+        assert llm.mtp_stats.prefilled <= len(MORE) + 1
 
 
 @pytest.mark.sample(2)

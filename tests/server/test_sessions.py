@@ -573,12 +573,16 @@ def test_forged_states_of_a_drafter_do_no_harm(
         start = data.rindex(b"mtpstat5", 0, data.rindex(b"mtpslot"))
         first = data.index(b"mtpstat5")
         rng = random.Random(1)
-        for place in [
-            *(first + i for i in range(8, 104, 8)),
-            *rng.sample(range(start, start + 99), 9),
-        ]:
+        places = [first + i for i in range(8, 104, 8)] + rng.sample(range(start, start + 99), 9)
+        changes = [{place: bytes([data[place] ^ 0x81])} for place in places]
+        # As many rows of the head, at positions beyond its cache.
+        length, _, row = struct.unpack_from("<3q", data, start + 24)
+        moved = {start + 24: 100_000, start + 40: 100_000 - length + row}
+        changes.append({place: struct.pack("<q", number) for place, number in moved.items()})
+        for change in changes:
             forged = bytearray(data)
-            forged[place] ^= 0x81
+            for place, content in change.items():
+                forged[place : place + len(content)] = content
             (nbytes,) = struct.unpack_from("<Q", forged, len(forged) - 16)
             checksum = zlib.crc32(forged[-24 - nbytes : -24])
             struct.pack_into("<I", forged, len(forged) - 8, checksum)

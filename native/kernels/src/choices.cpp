@@ -182,6 +182,9 @@ bool decide(cell & of) {
             next = i;
         }
     }
+    if (best < 0) { // all that were left have lost their proof meanwhile
+        return false;
+    }
     if (of.round < n_rounds) {
         for (int i = 0; i < of.count; i++) {
             if (!of.out[i] && times[i] > rounds[of.round].times * times[best]) {

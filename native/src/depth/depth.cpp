@@ -67,7 +67,9 @@ void Depth::report_batch(int32_t n_tokens, double ms) {
 void Depth::report_draft(int32_t n_sequences, int32_t n_tokens, double ms) {
     require_range(n_sequences, 1, MTP_MAX_SEQUENCES, "n_sequences");
     require_range(n_tokens, 1, max_depth_, "n_tokens");
-    costs_->add(costs_->draft[n_sequences], n_tokens, ms);
+    if (ms != 0) {
+        costs_->add(costs_->draft[n_sequences], n_tokens, ms);
+    }
 }
 
 void Depth::set_costs(const double * verify_ms, int32_t n_verify, const double * draft_ms, int32_t n_draft) {
@@ -293,7 +295,7 @@ void Depth::report(const mtp_cycle_outcome & o) {
     if (o.verify_ms != 0) { // 0: not measured, or reported by report_batch
         costs_->add(costs_->verify, o.n_verified + 1, o.verify_ms);
     }
-    if (o.n_drafted > 0) {
+    if (o.n_drafted > 0 && o.draft_ms != 0) { // an empty table would hide those of other numbers of sequences
         costs_->add(costs_->draft[1], o.n_drafted, o.draft_ms);
     }
     if (o.n_accepted < o.n_verified) {

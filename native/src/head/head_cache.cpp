@@ -28,6 +28,10 @@ void HeadCache::reserve(int seq, int64_t end) {
     if (end <= s.capacity) {
         return;
     }
+    if (end > most_rows_) {
+        throw Error(MTP_ERROR_FULL, format("the MTP layer's cache of sequence %d: expected at most %lld positions, found %lld",
+                                           seq, (long long) most_rows_, (long long) end));
+    }
     Sequence grown;
     grown.first = s.first;
     grown.next = s.next;

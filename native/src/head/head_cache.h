@@ -23,9 +23,9 @@ class HeadCache {
 public:
     HeadCache(const std::vector<HeadConfig> & layers, int64_t n_ctx, int64_t n_seq_max, ggml_backend_t backend);
 
-    // Makes room for the rows at positions below `end`, which is at most most_rows(), because drafts and padding
-    // are stored after the last position. Rows are preserved, but the tensors may be replaced.
-    // MTP_ERROR_MEMORY changes nothing.
+    // Makes room for the rows at positions below `end`. Drafts and padding are stored after the last position of
+    // the context. Rows are preserved, but the tensors may be replaced. MTP_ERROR_MEMORY, and MTP_ERROR_FULL
+    // beyond most_rows(), change nothing.
     void reserve(int seq, int64_t end);
 
     // The allocated rows of a sequence: 0, CACHE_BUCKET, twice that, and so on, up to the maximum.

@@ -455,6 +455,15 @@ int32_t Session::argmax(int32_t row) {
     }
 }
 
+int32_t Session::choose(int32_t row, llama_sampler * sampler) {
+    const int32_t likeliest = argmax(row);
+    try {
+        return sampler != nullptr ? llama_sampler_sample(sampler, trunk_.context(), trunk_.row_of(row)) : likeliest;
+    } catch (const std::exception & error) { // of a grammar, which is told of a token that it does not allow
+        throw Error(MTP_ERROR_STATE, format("no token that the samplers allow: %s", error.what()));
+    }
+}
+
 int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out) {
     require(out, "out");
     int32_t drafts[MTP_MAX_DEPTH];
@@ -464,8 +473,7 @@ int32_t Session::step(int32_t seq, int32_t token, int32_t depth, llama_sampler *
         const int32_t at = row(i);
         try {
             Stopwatch watch(stats_.sample_ms);
-            const int32_t likeliest = argmax(at);
-            out[i] = sampler ? llama_sampler_sample(sampler, trunk_.context(), at) : likeliest;
+            out[i] = choose(at, sampler);
         } catch (...) { // invalid logits, or a grammar that allows no token
             end(i);
             throw;

@@ -39,6 +39,7 @@ public:
     bool from_text() const { return cycle_.from_text; }
     int32_t step(int32_t seq, int32_t token, int32_t depth, llama_sampler * sampler, int32_t * out);
     int32_t argmax(int32_t row);
+    int32_t choose(int32_t row, llama_sampler * sampler); // nullptr: the most likely token
     void set_sampling(const mtp_sampling & params) { sampling_ = std::make_unique<Sampling>(params); }
     int32_t sample(int32_t row);
     int32_t step_sampled(int32_t seq, int32_t token, int32_t depth, int32_t * out);

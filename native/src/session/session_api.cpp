@@ -103,6 +103,12 @@ mtp_status mtp_session_argmax(mtp_session * session, int32_t row, int32_t * out)
     return guard([&] { *require(out, "out") = require(session, "session")->argmax(row); });
 }
 
+mtp_status mtp_session_choose(mtp_session * session, int32_t row, llama_sampler * sampler, int32_t * out) {
+    return guard([&] {
+        *require(out, "out") = require(session, "session")->choose(row, require(sampler, "sampler"));
+    });
+}
+
 mtp_status mtp_seq_rm(mtp_session * session, int32_t seq, int32_t p0, int32_t p1) {
     return guard([&] { require(session, "session")->remove(seq, p0, p1); });
 }

@@ -41,8 +41,8 @@ Checkpoint Session::save(int32_t seq, int32_t kind) {
         }
         return c;
     }
-    if (c.head.hidden.empty() && c.kind == MTP_CHECKPOINT_HEAD && !looking_up()) {
-        throw Error(MTP_ERROR_STATE, format("sequence %d: expected a head that was fed its last token, found none", seq));
+    if (c.kind == MTP_CHECKPOINT_HEAD && !drafting() && !looking_up()) {
+        throw Error(MTP_ERROR_STATE, format("sequence %d: expected a session that drafts, found one without drafts", seq));
     }
     if (c.kind == MTP_CHECKPOINT_WHOLE) {
         const StateLayout layout = trunk_.state_layout();

@@ -114,7 +114,7 @@ const float * Trunk::hidden() const {
 }
 
 const float * Trunk::hidden_of(int32_t row) const {
-    const int64_t at = row < 0 ? n_tokens_ - 1 : row;
+    const int64_t at = row_of(row);
     const bool known = wants_hidden_ && at >= 0 && at < n_tokens_ && hidden_on_device().tensor == nullptr;
     return known ? hidden() + at * n_embd_ : nullptr;
 }
@@ -133,8 +133,13 @@ void Trunk::wait() {
     llama_synchronize(context_);
 }
 
+// llama.cpp's last row is that of the padding, if there is one.
+int32_t Trunk::row_of(int32_t row) const {
+    return row == -1 && n_tokens_ > 0 ? int32_t(n_tokens_ - 1) : row;
+}
+
 int32_t Trunk::largest(int32_t row) const {
-    return keeps_on_device_ ? device_outputs()->largest(context_, row) : -1;
+    return keeps_on_device_ ? device_outputs()->largest(context_, row_of(row)) : -1;
 }
 
 bool Trunk::candidates(int32_t row, int64_t k, RowCandidates & out) const {
@@ -144,7 +149,7 @@ bool Trunk::candidates(int32_t row, int64_t k, RowCandidates & out) const {
     out.tokens.resize(size_t(k));
     out.logits.resize(size_t(k));
     float share = 1;
-    if (!device_outputs()->top(context_, row, int32_t(k), out.tokens.data(), out.logits.data(), &share)) {
+    if (!device_outputs()->top(context_, row_of(row), int32_t(k), out.tokens.data(), out.logits.data(), &share)) {
         return false;
     }
     out.total = 1.0 / double(share);
@@ -152,7 +157,7 @@ bool Trunk::candidates(int32_t row, int64_t k, RowCandidates & out) const {
 }
 
 const float * Trunk::logits(int32_t row) const {
-    const float * out = llama_get_logits_ith(context_, row);
+    const float * out = llama_get_logits_ith(context_, row_of(row));
     if (out == nullptr) {
         throw Error(MTP_ERROR_STATE, format("row %d of the last decode has no logits", row));
     }

@@ -62,6 +62,10 @@ public:
     // called, if it is on a device, or after forget_rows().
     const float * hidden_of(int32_t row) const;
 
+    // The index of a row for llama.cpp; -1: the last token of the last decode, or what llama.cpp takes for it after
+    // forget_rows().
+    int32_t row_of(int32_t row) const;
+
     // The last decode of the context was not that of this object.
     void forget_rows() { n_tokens_ = 0; }
 
