@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _FAULTY = 1
 _CONTEXT = 8192  # tokens that the memory is estimated for
+_WITHOUT_HEAD = {"architecture", "no-head"}  # codes of faults with which a model runs
 # Version of the JSON: 2 renamed the key of the repairing command to `fix`.
 _FORMAT = 2
 
@@ -103,12 +104,13 @@ def doctor(
     """Report whether a model can draft, and if not, why and how to fix it.
 
     Also reports what it drafts with and the memory that drafting takes. The exit code is 1 if a
-    fault was found, else 0. Warnings are about heads that draft badly. --from also measures what
-    the file alone does not show: norms not raised by 1, swapped halves of eh_proj, the head of
-    another fine-tune. --load also reads all weights and runs the model, to find NaN and infinity,
-    files that crash llama.cpp, and heads with a low acceptance rate, such as that of a base model
-    on its fine-tune. --explain measures acceptance and cost on a text, and prints each cause for
-    which drafting does not pay with the figures behind it and the command that fixes it.
+    fault was found, else 0. Warnings are about heads that draft badly. A model without a head is
+    examined with the only one beside it. --from also measures what the file alone does not show:
+    norms not raised by 1, swapped halves of eh_proj, the head of another fine-tune. --load also
+    reads all weights and runs the model, with a head or without, to find NaN and infinity, files
+    that crash llama.cpp, and heads with a low acceptance rate, such as that of a base model on its
+    fine-tune. --explain measures acceptance and cost on a text, and prints each cause for which
+    drafting does not pay with the figures behind it and the command that fixes it.
 
     For a session file (--session) it prints what the file holds, and whether its checksums hold.
 
@@ -126,14 +128,14 @@ def doctor(
 
     mtp-gguf doctor model.gguf --explain --text notes.txt --temp 0.6
     """
-    folder, on_hub, share, check = Path(model), hub_model(model), None, None
+    folder, on_hub, share, check, tried = Path(model), hub_model(model), None, None, False
     if (load or explain) and (folder.is_dir() or on_hub):
         raise typer.BadParameter("--load and --explain are for GGUF files")
     if text is not None and not explain:
         raise typer.BadParameter("--text is for --explain")
     if folder.is_file() and _reports_session(folder, as_json=as_json):
         return
-    if load or explain:
+    if load or explain or (head is None and folder.is_file()):  # with the only head beside it
         found = local_model(model, head)
         folder, model = found.path, str(found.path)
         head = None if found.head is None else str(found.head)
@@ -163,7 +165,8 @@ def doctor(
                 f"{head or model}: expected an MTP head for --load and --explain, found another "
                 f"drafter ({diagnosis.drafter.name}); mtp-gguf serve MODEL --head FILE runs it"
             )
-        if (load or explain) and diagnosis.can_draft:
+        tried = _can_run(diagnosis) if load else explain and diagnosis.can_draft
+        if tried:
             separate_head = Path(head) if head else None
             diagnosis, check = _tried(diagnosis, folder, separate_head, measured=not explain)
     explanation = None
@@ -182,8 +185,8 @@ def doctor(
             typer.echo(printable(line))
         if share:
             typer.echo(f"kernels: {share.text}")
-        if (load or explain) and diagnosis.can_draft:
-            typer.echo("loaded: it runs and drafts")
+        if tried and _can_run(diagnosis):
+            typer.echo(f"loaded: it runs{' and drafts' if diagnosis.can_draft else ''}")
         if check:
             typer.echo(printable(f"measured now: {check.text}"))
         for line in explanation.lines() if explanation else ():
@@ -258,6 +261,12 @@ def _measured(model: Model, source: str) -> tuple[Finding, ...]:
         return tuple(measure_head(model, converted, source, ggml.dequantize))
 
 
+def _can_run(diagnosis: Diagnosis) -> bool:
+    """Whether the model drafts, or lacks nothing but a head."""
+    faults = {f.code for f in diagnosis.findings if f.severity is Severity.FAULT}
+    return diagnosis.can_draft or (bool(faults) and faults <= _WITHOUT_HEAD)
+
+
 def _tried(
     diagnosis: Diagnosis, model: Path, head: Path | None, *, measured: bool
 ) -> tuple[Diagnosis, AcceptanceCheck | None]:
@@ -268,7 +277,7 @@ def _tried(
     from mtp_gguf.native.checks.trial import try_model  # noqa: PLC0415
 
     failure = try_model(model, head)
-    if failure is None and measured:
+    if failure is None and measured and diagnosis.can_draft:
         check = check_acceptance(head or model, CONSOLE, trunk=model if head else None)
         findings = (*diagnosis.findings, *_stale(check, model))
         return dataclasses.replace(diagnosis, findings=findings), check

@@ -12,6 +12,7 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import ServerError
 from mtp_gguf.gguf_tools.heads.acceptance import read_stored
+from mtp_gguf.gguf_tools.hub.resolve import local_gguf
 from mtp_gguf.gguf_tools.machine.system import cache_root, this_machine
 from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import open_model
@@ -72,11 +73,20 @@ def _print_file(path: Path, *, as_json: bool) -> None:
     """Print what a GGUF states."""
     with open_model(path) as model:
         report, stated = model.report, read_stored(model)
+    beside = None if report.ready else local_gguf(str(path)).head
     if as_json:
-        fields = {"path": str(path), "head": asdict(report), "acceptance": stated.fields()}
+        fields = {
+            "path": str(path),
+            "head": asdict(report),
+            "head_beside": None if beside is None else str(beside),
+            "acceptance": stated.fields(),
+        }
         typer.echo(json.dumps(fields, indent=1))
         return
     typer.echo(f"{printable(str(path))}: {describe_head(report)}")
+    if beside is not None:
+        name = printable(str(beside))
+        typer.echo(f"a head is beside it, with which generate, chat and serve draft: {name}")
     if stated.text:
         typer.echo(printable(f"acceptance: {stated.text}"))
 

@@ -22,7 +22,7 @@ from mtp_gguf.gguf_tools.machine.process_memory import free_memory
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
 from mtp_gguf.gguf_tools.model import shard_paths
-from mtp_gguf.gguf_tools.profile import AUTO, DraftSettings, find_profile
+from mtp_gguf.gguf_tools.profile import AUTO, MAX_DEPTH, DraftSettings, find_profile
 from mtp_gguf.native.checks.head_types import type_without_drafts
 from mtp_gguf.server.address import check_free, check_rpc_servers, resolve
 from mtp_gguf.server.command import (
@@ -478,10 +478,10 @@ def _depth(text: str) -> int | Literal["auto"]:
     """Parse the value of --depth."""
     if text == AUTO:
         return AUTO
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_DEPTH:
         instead = "; pass --no-draft to serve without drafts" if text.strip("+-0") == "" else ""
         raise typer.BadParameter(
-            f"expected a number from 1, or auto, found {text!r}{instead}",
+            f"expected 1 to {MAX_DEPTH}, or auto, found {text!r}{instead}",
             param_hint="--depth (--spec-draft-n-max)",
         )
     return int(text)

@@ -252,12 +252,9 @@ def _separate(model: Model, head: Model) -> Iterator[Finding]:
     try:
         head.head.check_fit(model.head)
     except (RequestError, FormatError) as error:
-        yield Finding(
-            "does-not-fit",
-            Severity.FAULT,
-            str(error),
-            f"mtp-gguf graft {quoted(model.path)} --from {original_of(model)}",
-        )
+        added = f"mtp-gguf graft {quoted(model.path)} --from {original_of(model)}"
+        fix = added if model.head.is_known else ""  # no head is for others
+        yield Finding("does-not-fit", Severity.FAULT, str(error), fix)
 
 
 def _sidecar(model: Model, separate: Model | None) -> Iterator[Finding]:

@@ -83,13 +83,13 @@ def record_acceptance(
     progress: Progress,
     least: float = LEAST,
     trunk: Path | None = None,
-    elsewhere: float = 0.0,
+    elsewhere: float | None = None,
 ) -> AcceptanceCheck:
     """Measure a finished file and store the counts in its reserved keys.
 
     path: any shard. least: the acceptance of first drafts below which the head is reported as bad.
-    trunk: that of a head alone. elsewhere: the share of first drafts accepted on other texts, such
-    as those that the head was just trained for.
+    trunk: that of a head alone. elsewhere: the share of first drafts accepted on texts that the
+    head was just trained for.
     """
     check = check_acceptance(path, progress, least, trunk, elsewhere)
     if check.measured is not None:
@@ -102,7 +102,7 @@ def check_acceptance(
     progress: Progress,
     least: float = LEAST,
     trunk: Path | None = None,
-    elsewhere: float = 0.0,
+    elsewhere: float | None = None,
 ) -> AcceptanceCheck:
     """Measure a finished file as `record_acceptance` does; if that fails, return the reason."""
     model, head = trunk or path, path if trunk else None
@@ -148,7 +148,7 @@ def poor_text(
     found: Acceptance,
     least: float,
     whole: Acceptance | None = None,
-    elsewhere: float = 0.0,
+    elsewhere: float | None = None,
 ) -> str:
     """One sentence: that too few drafts of a file's head are accepted, and why it may be.
 
@@ -169,10 +169,12 @@ def poor_text(
         causes = [f.text for f in diagnose(model, None, 1, 1).findings if f.code in _SHOWN_CAUSES]
     if causes:
         return f"{text}: {causes[0]}"
-    if elsewhere >= least:
+    if elsewhere is not None:
+        few = elsewhere < least
+        more = "longer, on more text" if few else "on texts of every kind that you use"
         return (
-            f"{text}; of the texts that the head was trained for, {elsewhere:.0%} are: train it on "
-            "texts of every kind that you use"
+            f"{text}; of the texts that the head was trained for, {elsewhere:.0%} are: train it "
+            f"{more}"
         )
     return (
         f"{text}: the head may be that of another model, fine-tune or layer, or its norms or rows "

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
+from mtp_gguf.gguf_tools.model import open_model
+from mtp_gguf.gguf_tools.profile import AUTO
 
 from ..errors import NativeError
 from .subprocesses import run_module
@@ -29,7 +31,8 @@ _SHOWN = 300  # maximum characters shown of llama.cpp's output
 def try_model(model: Path, head: Path | None = None) -> str | None:
     """Load a GGUF and draft with it in a subprocess; return None on success, else the reason.
 
-    head: another file to take the head from. This takes about twice as long as loading the model.
+    head: another file to take the head from. A model without a head only runs. This takes about
+    twice as long as loading the model.
     """
     words = [str(path.absolute()) for path in (model, head) if path is not None]
     done = run_module("mtp_gguf.native.checks.trial", *words)
@@ -72,13 +75,15 @@ def main() -> int:
     from .finite import check_weights  # noqa: PLC0415  (loads llama.cpp)
 
     model, head = sys.argv[1], next(iter(sys.argv[2:]), None)
+    with open_model(Path(head or model)) as opened:
+        drafts = opened.report.ready
     try:
         for path in sys.argv[1:]:
             check_weights(Path(path))
         # Unless verbose, llama_cpp hides standard error, and with it ggml's reason for an abort.
         llm = MTPLlama(
             model,
-            depth=_DEPTH,
+            depth=_DEPTH if drafts else AUTO,
             mtp_head=head,
             profile=False,
             n_ctx=_CONTEXT,
@@ -92,6 +97,8 @@ def main() -> int:
             except NativeError:
                 _check_layers(model)
                 raise
+        if not drafts:  # llama_cpp.Llama does not look at logits
+            _check_layers(model)
     except MtpGgufError as error:
         print(error)
         return _REFUSED

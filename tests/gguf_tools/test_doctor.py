@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.libraries.replay import replays
+from support.carried_models import write_model
 from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import invoke, refused, succeed
@@ -521,6 +523,43 @@ def test_load_names_what_makes_the_logits_nan(
     [finding] = doctor(broken, "--load", code=1)["findings"]
     assert finding["code"] == "does-not-run"
     assert words in finding["text"]
+
+
+def test_load_runs_a_model_without_a_head(models: Models, tmp_path: Path) -> None:
+    """One that never had one, and one that lost it."""
+    whole = models.convert("demo")
+    succeed("strip", whole, "-o", tmp_path / "trunk.gguf")
+    qwen2 = write_model(tmp_path / "qwen2.gguf", "qwen2")
+    norms = {"trunk": "blk.2.post_attention_norm.weight", "qwen2": "blk.1.ffn_norm.weight"}
+    for path in (tmp_path / "trunk.gguf", qwen2):
+        done = invoke("doctor", path, "--load")
+        assert done.exit_code == 1
+        assert done.stdout.endswith("loaded: it runs\n")
+        for value, words in ((np.nan, "expected finite weights"), (3e38, "is the first to")):
+
+            def fill(tensors: dict[str, TensorCopy], name: str, value: float) -> None:
+                spec = tensors[name].spec
+                tensors[name] = with_numbers(tensors[name], np.full(spec.shape[::-1], value))
+
+            edit = partial(fill, name=norms[path.stem], value=value)
+            broken = edited(path, tmp_path / "broken.gguf", tensors=edit)
+            found = doctor(broken, "--load", code=1)["findings"]
+            assert found[0]["code"] == "does-not-run"
+            assert words in found[0]["text"]
+
+
+def test_the_only_head_beside_a_model_is_examined(models: Models, tmp_path: Path) -> None:
+    """It is what generate, chat and serve draft with."""
+    whole = models.convert("demo")
+    trunk, head = tmp_path / "trunk.gguf", tmp_path / "mtp-trunk.gguf"
+    succeed("strip", whole, "-o", trunk)
+    assert "head_beside" in succeed("info", trunk, "--json")
+    assert "a head is beside it" not in succeed("info", trunk)
+    succeed("extract", whole, "-o", head)
+    fields = doctor(trunk, code=0)
+    assert str(head) in fields["runs_with"][0]
+    assert json.loads(succeed("info", trunk, "--json"))["head_beside"] == str(head)
+    assert succeed("info", trunk).endswith(f"generate, chat and serve draft: {head}\n")
 
 
 def test_the_head_of_another_fine_tune(models: Models) -> None:

@@ -213,7 +213,7 @@ def test_a_server_that_must_draft_step_by_step_gets_a_number(
     assert words[words.index("--spec-draft-n-max") + 1] == "1"
 
 
-@pytest.mark.parametrize("depth", ["0", "-1", "x", "", "auto:3", "1.5"])
+@pytest.mark.parametrize("depth", ["0", "-1", "x", "", "auto:3", "1.5", "17"])
 def test_a_depth_is_a_number_or_auto(depth: str, patched: Path, files: Files) -> None:
     message = refusal(patched, files("plain"), f"--spec-draft-n-max={depth}", code=2)
     assert "--spec-draft-n-max" in message
