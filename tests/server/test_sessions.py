@@ -575,10 +575,10 @@ def test_forged_states_of_a_drafter_do_no_harm(
         rng = random.Random(1)
         places = [first + i for i in range(8, 104, 8)] + rng.sample(range(start, start + 99), 9)
         changes = [{place: bytes([data[place] ^ 0x81])} for place in places]
-        # As many rows of the head, at positions beyond its cache.
-        length, _, row = struct.unpack_from("<3q", data, start + 24)
-        moved = {start + 24: 100_000, start + 40: 100_000 - length + row}
-        changes.append({place: struct.pack("<q", number) for place, number in moved.items()})
+        for at in (first, start):  # as many rows of the head, at positions beyond its cache
+            length, _, row = struct.unpack_from("<3q", data, at + 24)
+            moved = {at + 24: 100_000, at + 40: 100_000 - length + row}
+            changes.append({place: struct.pack("<q", number) for place, number in moved.items()})
         for change in changes:
             forged = bytearray(data)
             for place, content in change.items():
