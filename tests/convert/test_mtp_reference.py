@@ -42,10 +42,6 @@ FOR_LLAMA_CPP = [
 ]
 
 
-def ids(spec: Spec) -> str:
-    return spec.name
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     root = tmp_path_factory.mktemp("reference")
@@ -65,7 +61,7 @@ def largest_difference(a: Any, b: Any) -> float:
 # -------------------------------------------------------------------- with itself
 
 
-@pytest.mark.parametrize("spec", [SPECS["dense-3v"], SPECS["moe-fused"]], ids=ids)
+@pytest.mark.parametrize("spec", [SPECS["dense-3v"], SPECS["moe-fused"]], ids=str)
 def test_a_prefix_does_not_see_what_follows(spec: Spec, folder: Folder) -> None:
     model = ReferenceModel(folder(spec))
     logits, h = model.trunk(TOKENS)
@@ -157,7 +153,7 @@ def load_hf(path: Path, spec: Spec) -> Any:
 @pytest.mark.upstream
 @needs_torch
 @pytest.mark.parametrize(
-    "spec", [s for s in SPECS.values() if not s.fp8 and not s.layout and s.rope != "yarn"], ids=ids
+    "spec", [s for s in SPECS.values() if not s.fp8 and not s.layout and s.rope != "yarn"], ids=str
 )
 def test_trunk_and_head_equal_transformers(spec: Spec, folder: Folder) -> None:
     hf = load_hf(folder(spec), spec)
@@ -200,7 +196,7 @@ def assert_equal_to_llama_cpp(model: ReferenceModel, gguf: Path, tolerance: floa
 @pytest.mark.sample(2)
 @pytest.mark.upstream
 @needs_torch
-@pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=ids)
+@pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=str)
 def test_equal_to_llama_cpp_on_upstreams_file(spec: Spec, folder: Folder, tmp_path: Path) -> None:
     gguf = convert(folder(spec), tmp_path / "f32.gguf", "f32")
     tolerance = F16_NORM_TOLERANCE if spec.dtype == "F16" else F32_TOLERANCE
@@ -208,7 +204,7 @@ def test_equal_to_llama_cpp_on_upstreams_file(spec: Spec, folder: Folder, tmp_pa
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=ids)
+@pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=str)
 def test_equal_to_llama_cpp_on_our_file(spec: Spec, folder: Folder, tmp_path: Path) -> None:
     gguf = tmp_path / "f32.gguf"
     arguments = ["convert", str(folder(spec)), "-o", str(gguf)]

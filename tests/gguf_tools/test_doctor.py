@@ -40,10 +40,6 @@ IDS = "mtp_gguf.fastmtp.token_ids"
 HEAD = "blk.4."
 
 
-def ids(spec: Spec) -> str:
-    return spec.name
-
-
 def doctor(*arguments: object, code: int) -> dict[str, Any]:
     result = invoke("doctor", *arguments, "--json")
     assert result.exit_code == code, result.output + repr(result.exception)
@@ -112,7 +108,7 @@ def recurrent(keys: Metadata) -> None:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-f16"]], ids=ids)
+@pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-f16"]], ids=str)
 @pytest.mark.parametrize("options", [(), ("--mtp-f16", "--fastmtp"), ("--mtp-type", "IQ4_XS")])
 def test_sound_files(spec: Spec, options: tuple[str, ...], models: Models) -> None:
     fields = doctor(models.convert(spec, *options), "--source", models.checkpoint(spec), code=0)
@@ -122,7 +118,7 @@ def test_sound_files(spec: Spec, options: tuple[str, ...], models: Models) -> No
     assert fields["runs_with"][2].startswith("mtp-gguf generate ")
 
 
-@pytest.mark.parametrize("spec", COVERED, ids=ids)
+@pytest.mark.parametrize("spec", COVERED, ids=str)
 def test_sound_checkpoints(spec: Spec, models: Models) -> None:
     fields = doctor(models.checkpoint(spec), code=0)
     assert fields["findings"] == []
@@ -207,7 +203,7 @@ def test_memory_by_hand(models: Models) -> None:
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("spec", COVERED, ids=ids)
+@pytest.mark.parametrize("spec", COVERED, ids=str)
 @pytest.mark.parametrize("options", [("--fastmtp", "128"), ()])
 def test_memory_is_what_a_session_takes(
     spec: Spec, options: tuple[str, ...], models: Models, capfd: pytest.CaptureFixture[str]

@@ -23,10 +23,6 @@ IDS = "mtp_gguf.fastmtp.token_ids"
 TEXT = "def is_prime(n: int) -> bool:\n    return all(n % i for i in range(2, n))  # naïve\n"
 
 
-def ids(spec: Spec) -> str:
-    return spec.name
-
-
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
@@ -37,7 +33,7 @@ def corpus(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------- equal to converting
 
 
-@pytest.mark.parametrize("spec", [DENSE, MOE, SPECS["dense-tied"]], ids=ids)
+@pytest.mark.parametrize("spec", [DENSE, MOE, SPECS["dense-tied"]], ids=str)
 @pytest.mark.parametrize("ranking", ["id", "corpus", "list"])
 def test_add_equals_converting(
     spec: Spec, ranking: str, models: Models, corpus: Path, tmp_path: Path
@@ -63,7 +59,7 @@ def test_add_equals_converting(
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
-@pytest.mark.parametrize("spec", [SPECS["dense-untied"], MOE, SPECS["dense-tied"]], ids=ids)
+@pytest.mark.parametrize("spec", [SPECS["dense-untied"], MOE, SPECS["dense-tied"]], ids=str)
 def test_layouts_with_rows_equal_converting(
     layout: str, spec: Spec, models: Models, tmp_path: Path
 ) -> None:

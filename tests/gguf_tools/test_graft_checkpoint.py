@@ -20,12 +20,8 @@ from support.models import Models
 UNIFORM = ("--quant", "Q8_0")
 
 
-def ids(spec: Spec) -> str:
-    return spec.name
-
-
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-fp8"], SPECS["moe-fp8"]], ids=ids)
+@pytest.mark.parametrize("spec", [*COVERED, SPECS["dense-fp8"], SPECS["moe-fp8"]], ids=str)
 @pytest.mark.parametrize("head", ["F16", "Q6_K"])
 def test_equal_to_converting(spec: Spec, head: str, models: Models, tmp_path: Path) -> None:
     whole = models.convert(spec, *UNIFORM, "--mtp-type", head)
@@ -48,7 +44,7 @@ def test_equal_to_converting_unquantized(quant: str, models: Models, tmp_path: P
     assert made.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.parametrize("spec", [DENSE, MOE], ids=ids)
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=str)
 @pytest.mark.parametrize("ranking", ["id", "corpus", "list"])
 def test_draft_vocabularies(spec: Spec, ranking: str, models: Models, tmp_path: Path) -> None:
     """From the checkpoint, and from a GGUF with the base's own tokenizer: the same list."""

@@ -15,18 +15,13 @@ from support.commands import refused, succeed
 from support.gguf_files import differing, edited, greedy_text, tensors_of, value_of
 from support.models import Models
 
-
-def ids(spec: Spec) -> str:
-    return spec.name
-
-
 # The same mix for every layer: Q4_K_M and the like give layers types by their number, and the MTP
 # block is one of them, so a file converted without its head has another trunk.
 UNIFORM = ("--quant", "Q8_0")
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("spec", COVERED, ids=ids)
+@pytest.mark.parametrize("spec", COVERED, ids=str)
 def test_equal_to_converting(spec: Spec, models: Models, tmp_path: Path) -> None:
     whole = models.convert(spec, *UNIFORM, "--mtp-f16")
     trunk = models.convert(spec, *UNIFORM, "--no-mtp")
@@ -42,7 +37,7 @@ def test_equal_to_converting(spec: Spec, models: Models, tmp_path: Path) -> None
         assert made.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.parametrize("spec", [DENSE, MOE], ids=ids)
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=str)
 def test_there_and_back_at_mixed_precision(spec: Spec, models: Models, tmp_path: Path) -> None:
     whole = models.convert(spec, "--mtp-f16")
     trunk, head, again = (tmp_path / f"{n}.gguf" for n in ("trunk", "head", "again"))
@@ -54,7 +49,7 @@ def test_there_and_back_at_mixed_precision(spec: Spec, models: Models, tmp_path:
     assert (tmp_path / "trunk2.gguf").read_bytes() == trunk.read_bytes()
 
 
-@pytest.mark.parametrize("spec", [DENSE, MOE], ids=ids)
+@pytest.mark.parametrize("spec", [DENSE, MOE], ids=str)
 def test_the_trunk_writes_the_same_text(spec: Spec, models: Models, tmp_path: Path) -> None:
     whole = models.convert(spec, "--mtp-f16")
     trunk, again = tmp_path / "trunk.gguf", tmp_path / "again.gguf"

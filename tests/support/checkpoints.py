@@ -103,6 +103,9 @@ class Spec:
     model_card: bool = False
     repeated: bool = False  # matrices repeat the same values, which takes a tenth of the time
 
+    def __str__(self) -> str:
+        return self.name  # in the names of tests
+
     @property
     def architecture(self) -> str:
         """llama.cpp's name of the model's architecture."""
