@@ -6,7 +6,6 @@ dimensions, so that a wrong state changes the text or the acceptance rate.
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import signal
@@ -23,7 +22,18 @@ from mtp_gguf.native.runtime import llama_cpp
 from support.checkpoints import TINY
 from support.commands import check_refusal, invoke
 from support.conversions import converted
-from support.vision_models import demo_with_tower, png, write_vision_checkpoint
+from support.vision_models import (
+    CHATS as NAMED_CHATS,
+)
+from support.vision_models import (
+    NARROW,
+    WIDE,
+    demo_with_tower,
+    picture,
+    png,
+    says,
+    write_vision_checkpoint,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -34,29 +44,7 @@ SMALL = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 GREEDY: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0, "max_tokens": 40}
 DEPTHS: tuple[Any, ...] = (0, 1, 2, 3, 4, "auto")
 LEAST_ACCEPTED = 0.5  # of the first drafts; measured: 0.8
-
-
-def picture(data: bytes) -> dict[str, Any]:
-    text = base64.b64encode(data).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
-
-
-def says(*parts: str | dict[str, Any], role: str = "user") -> Any:
-    content = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
-    return {"role": role, "content": content}
-
-
-WIDE, NARROW = picture(png(160, 96)), picture(png(64, 64, 1))
-CHATS: list[Any] = [
-    [says("def is_prime(n):\n", WIDE, "for name in ")],
-    [says(NARROW, " and ", WIDE, "?")],
-    [
-        says("What does os.path.join do?"),
-        says("It joins paths.", role="assistant"),
-        says("And this? ", WIDE),
-    ],
-    [says("What does len do?")],
-]
+CHATS = [*NAMED_CHATS.values()]
 
 
 @pytest.fixture(scope="module")

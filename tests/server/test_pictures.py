@@ -6,7 +6,6 @@ its positions run in three dimensions. The demo model's head drafts well only if
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 import urllib.error
@@ -30,7 +29,15 @@ from support.conversions import converted
 from support.gguf_files import edited
 from support.models import DEMO
 from support.real_server import STEPS, Client, drafted, running
-from support.vision_models import png, write_vision_checkpoint
+from support.vision_models import (
+    CHATS,
+    NARROW,
+    WIDE,
+    picture,
+    png,
+    says,
+    write_vision_checkpoint,
+)
 
 pytestmark = [
     pytest.mark.server,
@@ -43,29 +50,6 @@ SETTINGS = ("--ctx-size", 2048, "--parallel", 2, "--threads", 1)
 DEPTHS = (1, 2, 3, 4, "auto")
 TOKENS = 60
 LEAST_ACCEPTED = 0.5  # of the first drafts; measured: 0.9
-
-
-def picture(data: bytes) -> dict[str, Any]:
-    text = base64.b64encode(data).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
-
-
-def says(*parts: str | dict[str, Any], role: str = "user") -> dict[str, Any]:
-    content = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
-    return {"role": role, "content": content}
-
-
-WIDE, SMALL = picture(png(160, 96)), picture(png(64, 64, 1))
-CHATS = {
-    "one picture": [says("def is_prime(n):\n", WIDE, "for name in ")],
-    "two pictures": [says(SMALL, " and ", WIDE, "?")],
-    "a picture in the middle": [
-        says("What does os.path.join do?"),
-        says("It joins paths.", role="assistant"),
-        says("And this? ", WIDE),
-    ],
-    "text": [says("What does len do?")],
-}
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +169,7 @@ def test_a_conversation_with_a_picture_outlives_the_server(
         answer = ask(client, first)[0].split("|")[0]
         want = ask(client, goes_on(WIDE, answer))
     with running(patched_server, model, free_port, *settings, options=options) as client:
-        want_other = ask(client, goes_on(SMALL, answer))
+        want_other = ask(client, goes_on(NARROW, answer))
     options += ["--session-dir", str(tmp_path / "sessions")]
     with running(patched_server, model, free_port, *settings, options=options) as client:
         ask(client, first)
@@ -195,7 +179,7 @@ def test_a_conversation_with_a_picture_outlives_the_server(
         assert ask(client, goes_on(WIDE, answer)) == want
     assert "restored a session of" in log.read_text(errors="replace")
     with running(patched_server, model, free_port, *settings, options=options) as client:
-        assert ask(client, goes_on(SMALL, answer)) == want_other
+        assert ask(client, goes_on(NARROW, answer)) == want_other
 
 
 def test_drafts_after_a_picture_are_those_of_a_session(
@@ -337,6 +321,6 @@ def test_pictures_are_fetched_only_if_the_user_allows_it(
         assert not asked
         options = (*SETTINGS, "--media-remote")
         with running(patched_server, model, port, *options, options=["--no-draft"]) as client:
-            assert ask(client, remote) == ask(client, [says(SMALL, "?")])
+            assert ask(client, remote) == ask(client, [says(NARROW, "?")])
         assert asked == ["/small.png"]
         pictures.shutdown()

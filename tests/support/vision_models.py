@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 import zlib
@@ -112,3 +113,28 @@ def demo_with_tower(folder: Path) -> Path:
     tower = write_vision_checkpoint(folder / "checkpoint", spec)
     converted(tower, folder / "mmproj.gguf", "--mmproj-only")
     return folder
+
+
+def picture(data: bytes) -> dict[str, Any]:
+    """A PNG as a part of a message."""
+    text = base64.b64encode(data).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
+
+
+def says(*parts: str | dict[str, Any], role: str = "user") -> Any:
+    """A message of texts and pictures."""
+    content = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
+    return {"role": role, "content": content}
+
+
+WIDE, NARROW = picture(png(160, 96)), picture(png(64, 64, 1))
+CHATS: dict[str, list[Any]] = {
+    "one picture": [says("def is_prime(n):\n", WIDE, "for name in ")],
+    "two pictures": [says(NARROW, " and ", WIDE, "?")],
+    "a picture in the middle": [
+        says("What does os.path.join do?"),
+        says("It joins paths.", role="assistant"),
+        says("And this? ", WIDE),
+    ],
+    "text": [says("What does len do?")],
+}
