@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.errors import FormatError, OutputError
+from mtp_gguf.gguf_tools.errors import FormatError
+from mtp_gguf.gguf_tools.files.output import check_space, is_full, write_fault
 
 MAGIC = b"_logits_"
 _HEADER = struct.Struct("<8sIii")
@@ -60,6 +61,7 @@ class LogitFile:
 
     def __init__(self, path: Path, windows: NDArray[np.int32], n_vocab: int) -> None:
         self.path = path
+        self.partial = path.with_name(path.name + _PARTIAL)
         self.n_vocab = n_vocab
         self.windows = windows
         count, length = windows.shape
@@ -83,14 +85,24 @@ class LogitFile:
             )
         return True
 
+    def begun(self) -> bool:
+        """Whether there is a file to read or to go on with."""
+        return self.path.exists() or self.partial.exists()
+
+    def check_space(self) -> None:
+        """OutputError if the disk has no space for what `write` would add."""
+        written = self.partial.stat().st_size if self.partial.exists() else 0
+        check_space(self.path, self.nbytes - written)
+
     def write(self, read: Callable[[int], Logits], progress: Callable[[int], None]) -> None:
         """Write the logits of all windows; go on from a file that an interrupted call began.
 
+        If the disk is full, what was written is removed.
+
         read: returns the logits [rows, vocabulary] of a window.
         """
-        partial = self.path.with_name(self.path.name + _PARTIAL)
         try:
-            with partial.open("ab+") as file:
+            with self.partial.open("ab+") as file:
                 file.seek(0)
                 same = file.read(len(self._begin)) == self._begin
                 size = file.seek(0, os.SEEK_END) if same else 0
@@ -102,9 +114,11 @@ class LogitFile:
                     file.write(pack(read(window)).tobytes())
                     file.flush()
                     progress(window + 1)
-            partial.replace(self.path)
+            self.partial.replace(self.path)
         except OSError as error:
-            raise OutputError(f"{partial}: cannot be written: {error.strerror}") from None
+            if is_full(error):
+                self.partial.unlink(missing_ok=True)
+            raise write_fault(self.path, self.nbytes, error) from None
 
     def window(self, index: int) -> Packed:
         """The rows of a window."""

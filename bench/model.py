@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class BenchModel:
         params.load_mtp = False
         log.listen(False)
         read_in_huge_pages(shard_paths(path))
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise ModelRefusedError(f"{path}: llama.cpp cannot load it{log.indented_log()}")
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)

@@ -54,7 +54,7 @@ def stopped_line(result: "BenchResult") -> str:
 def bench_table(result: "BenchResult") -> Iterator[str]:
     """Yield the lines of the table: costs, texts, llama-server, skipped parts, the analysis."""
     e = result.environment
-    yield f"{result.model.file} on {e.cpu}, {e.device}"
+    yield f"{printable(result.model.file)} on {e.cpu}, {e.device}"
     llama = e.versions["llama-cpp-python"]
     yield f"threads {e.threads}, llama-cpp-python {llama}, {e.kernels} kernels"
     yield f"kernels: {result.model.kernels.text}"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # Arguments of MTPLlama, and the options of the commands.
 _OPTION_NAMES = {
-    "n_batch:": "--ctx:",
-    "n_batch and n_ubatch:": "--ctx:",
     "n_ctx:": "--ctx:",
     "depth:": "--depth:",
     "max_depth:": "--max-depth:",

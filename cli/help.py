@@ -3,12 +3,14 @@
 import re
 import shutil
 from collections.abc import Iterator
+from copy import copy
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from .progress import NARROW
 
 _INDENT = "    "
+_LITERAL = re.compile(r"(`[^`]*`)|(?<!\*)\*(?!\*)")  # code, or a star that is no emphasis
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand as _Base
@@ -36,7 +38,9 @@ class ReadableHelp(_Base):
         """Write the help: Rich's tables, or plain paragraphs in a narrow terminal."""
         width = shutil.get_terminal_size().columns
         if width >= NARROW:
-            super().format_help(ctx, formatter)
+            shown = copy(self)
+            shown.help = _LITERAL.sub(lambda found: found[1] or r"\*", self.help or "")
+            super(ReadableHelp, shown).format_help(ctx, formatter)
             return
         formatter.write("\n".join(self._narrow(ctx, width)) + "\n")
 

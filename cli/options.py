@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from copy import copy
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -26,9 +26,6 @@ from mtp_gguf.gguf_tools.machine.system import LARGEST_CONTEXT, MAX_THREADS
 from .console import CONSOLE
 from .help import ReadableHelp
 from .progress import USAGE_ERROR, print_json_error, usage_errors
-
-if TYPE_CHECKING:
-    pass
 
 # Panels of the help.
 HEAD, DRAFT, SAMPLING = "MTP head", "FastMTP draft vocabulary", "Sampling"
@@ -549,7 +546,8 @@ def _with_model_first(args: Sequence[str], with_value: Collection[str]) -> list[
 def _with_lists(args: Sequence[str], lists: set[str], bare: Mapping[str, "_Bare"]) -> list[str]:
     """Give a bare option its value, and repeat a list option before each of its files.
 
-    A list ends before an argument that is not a file, and before a GGUF, which is the model.
+    A list ends before an argument that is not a file, and before a GGUF, which is the model: it is
+    one by its name, too, if its contents are damaged.
     """
     given: list[str] = []
     option = ""  # the list option that the next file belongs to
@@ -573,7 +571,7 @@ def _with_lists(args: Sequence[str], lists: set[str], bare: Mapping[str, "_Bare"
 def _belongs_to_list(arg: str) -> bool:
     try:
         path = Path(arg)
-        if arg.startswith("-") or not path.is_file():
+        if arg.startswith("-") or path.suffix == ".gguf" or not path.is_file():
             return False
         with path.open("rb") as file:
             return file.read(len(MAGIC)) != MAGIC

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.errors import OutputError
-from mtp_gguf.gguf_tools.files.output import check_output
+from mtp_gguf.gguf_tools.files.output import OutputFile, check_output
+from mtp_gguf.gguf_tools.machine.text import as_utf8, printable
 from mtp_gguf.gguf_tools.machine.text_files import whole_texts
 
 from .local_model import local_model
@@ -90,10 +90,11 @@ def quality(
     contents = "".join(whole_texts(text))
     source = local_model(reference, drafts=False).path
     files = [local_model(model, drafts=False).path for model in models]
-    for path in (page, base):
-        # A file of logits that exists is used.
-        if path is not None:
-            check_output(path, [source, *files, *text], overwrite or path is base)
+    inputs = [source, *files, *text]
+    if page is not None:
+        check_output(page, inputs, overwrite)
+    if base is not None and not base.is_file():  # one that exists is read
+        check_output(base, inputs, overwrite)
     measured = measure_quality(
         source,
         files,
@@ -110,11 +111,10 @@ def quality(
     if page is not None:
         from mtp_gguf.bench.report.quality_page import render_quality  # noqa: PLC0415
 
-        html = render_quality(source.name, candidates[0].divergence.tokens, candidates)
-        try:
-            page.write_text(html, encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{page}: cannot be written: {error.strerror}") from None
+        html = as_utf8(render_quality(source.name, candidates[0].divergence.tokens, candidates))
+        with OutputFile(page, len(html)) as file:
+            file.write(0, html)
+            file.commit()
     if as_json:
         fields = {
             "format": 1,
@@ -137,11 +137,12 @@ def _table(reference: str, candidates: "Sequence[Candidate]") -> list[str]:
     first = candidates[0].divergence
     base = first.reference_perplexity
     lines = [
-        f"{reference}: perplexity {base.value:.4f} ± {base.error:.4f} on {first.tokens} tokens",
+        f"{printable(reference)}: perplexity {base.value:.4f} ± {base.error:.4f} on "
+        f"{first.tokens} tokens",
     ]
     width = max(map(len, candidates[0].HEADS))
     for candidate in candidates:
-        lines += ["", candidate.name]
+        lines += ["", printable(candidate.name)]
         lines += [
             f"  {head:{width}}  {cell}"
             for head, cell in zip(candidate.HEADS, candidate.cells(), strict=True)

@@ -77,6 +77,7 @@ def measure_quality(
     stored = LogitFile(base, windows, n_vocab)
     try:
         if not stored.complete():
+            stored.check_space()
             if not quiet:
                 say(f"mtp-gguf: logits of the reference: {human_bytes(stored.nbytes)} in {base}")
             with (
@@ -102,7 +103,8 @@ def measure_quality(
             nbytes = sum(shard.stat().st_size for shard in shard_paths(file))
             candidates.append(Candidate(file.name, nbytes, divergence, drafts))
     except KeyboardInterrupt:
-        raise Interrupted(f"the same command continues with the logits in {base}") from None
+        begun = f"the same command continues with the logits in {base}"
+        raise Interrupted(begun if stored.begun() else "nothing was written") from None
     return MeasuredQuality(candidates, len(windows), base)
 
 

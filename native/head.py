@@ -1,6 +1,7 @@
 """An MTP head by itself, which drafts tokens from given hidden states."""
 
 import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +46,10 @@ def check_head(
     """
     lib = library()
     params = lib.mtp_head_default_params()
-    params.trunk_path = None if trunk is None else str(trunk).encode()
+    params.trunk_path = None if trunk is None else os.fsencode(trunk)
     params.device, params.fastmtp_size = device.encode(), fastmtp_size
     params.type = None if mtp_type is None else mtp_type.encode()
-    check(lib.mtp_head_check(str(path).encode(), ctypes.byref(params)))
+    check(lib.mtp_head_check(os.fsencode(path), ctypes.byref(params)))
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Head(Owner):
     ) -> None:
         lib = library()
         params = lib.mtp_head_default_params()
-        params.trunk_path = None if trunk is None else str(trunk).encode()
+        params.trunk_path = None if trunk is None else os.fsencode(trunk)
         params.device = device.encode()
         params.n_threads, params.n_ctx = n_threads, n_ctx
         params.n_seq_max, params.n_batch = n_seq_max, n_batch
@@ -113,7 +114,7 @@ class Head(Owner):
             params.embedding, params.output = (_matrix(model, output=o) for o in (False, True))
         handle = self._own(lib.mtp_head_free)
         try:
-            check(lib.mtp_head_load(str(path).encode(), ctypes.byref(params), ctypes.byref(handle)))
+            check(lib.mtp_head_load(os.fsencode(path), ctypes.byref(params), ctypes.byref(handle)))
         except ModelRefusedError as error:
             raise _of_another_architecture(Path(path)) or error from None
         info = HeadInfo()

@@ -5,6 +5,7 @@ tokens that the model will see.
 """
 
 import ctypes
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Vocabulary:
         llama_cpp.llama_log_set(_silence(), ctypes.c_void_p(0))
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = True
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise RequestError(f"{path}: llama.cpp cannot load its tokenizer")
         self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)

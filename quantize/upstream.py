@@ -1,6 +1,7 @@
 """llama.cpp's quantizer, with its log captured for the error message."""
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ def quantize_file(
         params.imatrix = entries
     with _captured_log() as log:
         status = llama_cpp.llama_model_quantize(
-            str(source).encode(), str(target).encode(), ctypes.byref(params)
+            os.fsencode(source), os.fsencode(target), ctypes.byref(params)
         )
     if status:
         lines = [line for line in "".join(log).splitlines() if "failed to quantize" in line]

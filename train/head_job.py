@@ -495,7 +495,7 @@ def _draw(job: Job, evaluations: Sequence[Evaluation]) -> None:
         try:
             draw_training(evaluations, job.chart)
         except OutputError as error:
-            job.progress.say(str(error))
+            job.progress.say(f"warning: {error}")
 
 
 # -------------------------------------------------------------------------- the results

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -58,11 +59,7 @@ class OutputFile:
                 if os.fstat(self._fd).st_size != self.size:
                     os.ftruncate(self._fd, self.size)
                 return self
-            free = shutil.disk_usage(self.path.parent).free
-            if free < self.size:
-                raise OutputError(
-                    f"{self.path}: needs {self.size} bytes, and {free} are free on its disk"
-                )
+            check_space(self.path, self.size)
             remove_leftovers(self.path.parent, re.escape(self.path.name), besides=self.partial)
             self.partial.unlink(missing_ok=True)  # left by a killed process with the same pid
             self._created = True  # a signal may come before the descriptor is here
@@ -233,9 +230,7 @@ class OutputFile:
                 self.partial.unlink()
 
     def _fault(self, error: OSError) -> OutputError:
-        if error.errno in _NO_SPACE:
-            return OutputError(f"{self.path}: no space for its {self.size} bytes: {error.strerror}")
-        return OutputError(f"{self.path}: cannot be written: {error.strerror}")
+        return write_fault(self.path, self.size, error)
 
 
 def commit_all(outputs: Sequence[OutputFile]) -> None:
@@ -372,15 +367,42 @@ def _is_lockable(fd: int) -> bool:
         return False
 
 
+def is_full(error: OSError) -> bool:
+    """Whether an error says that the disk has no space for what was written."""
+    return error.errno in _NO_SPACE
+
+
+def write_fault(path: Path, size: int, error: OSError) -> OutputError:
+    """Return the error to raise where a file of `size` bytes cannot be written."""
+    if is_full(error):
+        return OutputError(f"{path}: no space for its {size} bytes: {error.strerror}")
+    return OutputError(f"{path}: cannot be written: {error.strerror}")
+
+
+def check_space(path: Path, size: int) -> None:
+    """OutputError unless as many bytes are free on the disk of a file that is to be written."""
+    free = shutil.disk_usage(path.parent).free
+    if free < size:
+        raise OutputError(f"{path}: needs {size} bytes, and {free} are free on its disk")
+
+
 def check_output(path: Path, sources: "list[Path]", overwrite: bool) -> None:
     """OutputError for a path that is not writable, is a source, or exists without `overwrite`."""
     if not path.parent.is_dir():
         raise OutputError(f"{path}: expected its folder to exist, found no {path.parent}")
     if path.is_dir():
         raise OutputError(f"{path}: expected a file name, found a folder")
-    if not path.exists():
-        return
-    if any(source.exists() and path.samefile(source) for source in sources):
-        raise OutputError(f"{path}: is the input; choose another name for the output")
-    if not overwrite:
-        raise OutputError(f"{path}: exists; pass --overwrite to replace it, or choose another name")
+    if path.exists():
+        if any(source.exists() and path.samefile(source) for source in sources):
+            raise OutputError(f"{path}: is the input; choose another name for the output")
+        if not overwrite:
+            raise OutputError(
+                f"{path}: exists; pass --overwrite to replace it, or choose another name"
+            )
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"{path}: cannot be written: {error.strerror}; choose another folder"
+        ) from None

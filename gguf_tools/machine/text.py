@@ -8,6 +8,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def as_utf8(text: str) -> bytes:
+    r"""Encode a text; the bytes of file names that are not UTF-8 are escaped, as `\udcff`."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def human_bytes(count: float) -> str:
     """Format a number of bytes with three digits and a decimal unit."""
     if count < 1000:

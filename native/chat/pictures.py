@@ -12,6 +12,7 @@ from typing import Any
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.profile import identify
 
+from ..checks.model_file import check_name
 from ..errors import ContextFullError
 from ..llama.mtp_llama import MTPLlama
 from ..runtime import llama_cpp
@@ -32,6 +33,7 @@ class Pictures:
     """
 
     def __init__(self, llm: MTPLlama, mmproj: Path) -> None:
+        check_name(mmproj)
         self._llm = llm
         self._handler: Any = llama_cpp.llama_chat_format.MTMDChatHandler(
             clip_model_path=str(mmproj),

@@ -1,6 +1,7 @@
 """Finds what makes a model's logits NaN or infinite: a tensor of its file, or else a layer."""
 
 import ctypes
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -74,7 +75,7 @@ def first_not_finite(path: Path, tokens: list[int], threads: int) -> str | None:
     of_context.n_threads = of_context.n_threads_batch = threads
     of_context.cb_eval = callback
     with ExitStack() as stack:
-        model = llama_cpp.llama_model_load_from_file(str(path).encode(), of_model)
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), of_model)
         if not model:
             return None
         stack.callback(llama_cpp.llama_model_free, model)

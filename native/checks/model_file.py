@@ -7,6 +7,7 @@ import jinja2
 from mtp_gguf.gguf_tools.errors import FormatError, MtpGgufError
 from mtp_gguf.gguf_tools.files.format import ValueType, open_gguf
 from mtp_gguf.gguf_tools.files.loadable import load_faults
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import open_model
 
 from ..errors import ModelRefusedError
@@ -18,6 +19,17 @@ TEMPLATE_ERRORS = (jinja2.TemplateError, SyntaxError, RecursionError)
 def template_fault(error: BaseException) -> str:
     """Describe an error in a model's chat template, which llama_cpp compiles on loading."""
     return f"tokenizer.chat_template: expected a Jinja template, found an error in it: {error}"
+
+
+def check_name(path: Path) -> None:
+    """Raise ModelRefusedError for a path that is no valid text, which llama_cpp cannot pass on."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ModelRefusedError(
+            f"{printable(str(path))}: expected a path in UTF-8, found other bytes in it; rename "
+            "the file or its folder"
+        ) from None
 
 
 def check_trunk(model: Path) -> str | None:
@@ -58,6 +70,7 @@ def check_adapter(path: Path, architecture: str | None) -> None:
     architecture: of the model that it is for; None if unknown. llama.cpp crashes on keys of the
     wrong type, and llama_cpp uses an adapter that llama.cpp has refused.
     """
+    check_name(path)
     if not path.exists():
         raise ModelRefusedError(f"lora_path: expected a LoRA adapter, found no file {path}")
     wanted = {"general.type": "adapter", "adapter.type": "lora"}

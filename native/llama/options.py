@@ -17,7 +17,7 @@ from mtp_gguf.gguf_tools.profile import AUTO, LOOKUP_TOKENS, Costs, DraftSetting
 from .._bindings import MAX_DEPTH, library
 from ..checks.head_types import AUTO as AUTO_TYPE
 from ..checks.head_types import type_without_drafts
-from ..checks.model_file import check_adapter, check_trunk
+from ..checks.model_file import check_adapter, check_name, check_trunk
 from ..errors import NativeError
 from ..libraries.exact import Batches, exact_batches, has_attention, kernels
 from ..libraries.offload import check_device, check_gpu_layers, check_split, last_gpu, missing_gpu
@@ -28,6 +28,8 @@ from ..session import Rollback
 
 DISABLE_VARIABLE = "MTP_GGUF_DISABLE"
 
+# llama.cpp rounds n_ctx up to a multiple of this, but after limiting batches to what was asked for.
+_CONTEXT_STEP = 256
 # Options for what llama_cpp.Llama does without generating text.
 _NO_TEXT_OPTIONS = ("vocab_only", "embedding")
 
@@ -125,6 +127,7 @@ def resolve(model: str, asked: Arguments, given: dict[str, Any]) -> Options:
     mtp_head = None if found.head is None else str(found.head)
     if asked.mtp_head is not None:
         mtp_head = str(local_gguf(str(asked.mtp_head), with_head=False).path)
+    check_name(path)
     architecture = check_trunk(path)
     if adapter := given.get("lora_path"):
         check_adapter(Path(adapter), architecture)
@@ -152,6 +155,8 @@ def resolve(model: str, asked: Arguments, given: dict[str, Any]) -> Options:
             raise NativeError(f"{why}: expected a plain llama_cpp.Llama, or depth=0 with it")
         _warn(model, f"{why}; decoding without drafts, as llama_cpp.Llama does")
         depth = 0
+    if why is None and 0 < (given.get("n_ctx") or 0) < _CONTEXT_STEP:
+        given["n_ctx"] = _CONTEXT_STEP
     batch = _batch_size(given)
     # A batch holds a token and its drafts; with snapshots llama.cpp needs room for one more.
     room = max(batch - (2 if rollback is Rollback.SNAPSHOT else 1), 0)

@@ -23,7 +23,7 @@ from mtp_gguf.bench.model import BenchModel, Reader
 from mtp_gguf.gguf_tools.imatrix import Calibration, read_calibration, read_imatrix
 from mtp_gguf.native.head import Head, SequenceTask
 from mtp_gguf.native.imatrix import ImatrixCollector
-from support.commands import invoke, refused, succeed
+from support.commands import UNWRITABLE, invoke, refused, succeed
 from support.models import Models
 from support.reference_model import Array, ReferenceModel
 
@@ -251,3 +251,9 @@ def run(*words: object) -> str:
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not UNWRITABLE.is_dir(), reason="no /proc, in which not even root can write")
+def test_a_folder_that_cannot_be_written_is_told_at_once(models: Models, tmp_path: Path) -> None:
+    path, target = models.gguf("dense-tied"), UNWRITABLE / "imatrix.gguf"
+    refused(tmp_path, "imatrix", path, "-o", target, words=(f"{target}: cannot be written: ",))

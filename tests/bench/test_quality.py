@@ -10,20 +10,26 @@ With MTP_GGUF_LLAMA_TOOLS=FOLDER, a build of it, `pytest -m slow` runs the progr
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import resource
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mtp_gguf.bench import model
 from mtp_gguf.bench.logit_file import LogitFile, first_row, pack, unpack
 from mtp_gguf.bench.quality import Candidate, Divergence, Mean
 from mtp_gguf.bench.report.quality_page import render_quality
-from mtp_gguf.gguf_tools.errors import FormatError
-from support.commands import invoke, refused, succeed
+from mtp_gguf.gguf_tools.errors import FormatError, OutputError
+from support.commands import UNWRITABLE, invoke, refused, succeed
 from support.models import Models
 
 TEXT = Path(__file__).parents[1] / "goldens" / "imatrix" / "text.txt"
@@ -191,3 +197,80 @@ def test_the_table(models: Models, tmp_path: Path) -> None:
     assert "on 62 tokens" in text
     assert re.search(r"same top +100.00%", text)
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def compared(models: Models, *options: object) -> tuple[object, ...]:
+    """The words of a command that keeps the reference's logits."""
+    path = models.gguf("dense-tied")
+    return ("quality", path, "--reference", path, "--text", TEXT, "-c", SIZE, *options)
+
+
+@pytest.mark.skipif(not UNWRITABLE.is_dir(), reason="no /proc, in which not even root can write")
+@pytest.mark.parametrize("option", ["--html", "--kl-divergence-base"])
+def test_a_folder_that_cannot_be_written_is_told_at_once(
+    option: str, models: Models, tmp_path: Path
+) -> None:
+    target = UNWRITABLE / "quality"
+    words = compared(models, option, target)
+    refused(tmp_path, *words, words=(f"{target}: cannot be written: ",))
+
+
+def test_logits_that_exist_are_read_where_nothing_can_be_written(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = tmp_path / "logits"
+    words = compared(models, "--chunks", 2, "--no-drafting", "--kl-divergence-base", logits)
+    succeed(*words)
+
+    def no_file(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", no_file)
+    succeed(*words)
+
+
+def test_logits_that_do_not_fit_the_disk(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is read; what an interrupted run wrote already counts."""
+    logits = tmp_path / "logits"
+    words = compared(models, "--chunks", 2, "--no-drafting", "--kl-divergence-base", logits)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=99_999))
+    said = refused(tmp_path, *words, words=(f"{logits}: needs ", "and 99999 are free on its disk"))
+    nbytes = int(said.split(" needs ")[1].split()[0])
+    (tmp_path / "logits.partial").write_bytes(bytes(nbytes - 99_999))
+    succeed(*words)
+    assert logits.stat().st_size == nbytes
+
+
+def test_a_disk_that_becomes_full_keeps_no_logits(tmp_path: Path) -> None:
+    """A limit on file sizes stands for it."""
+    windows = np.arange(40, dtype=np.int32).reshape(5, 8)
+    file = LogitFile(tmp_path / "logits", windows, 7)
+    rows = np.zeros((8 - 1 - first_row(8), 7), np.float32)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.nbytes - 1, limits[1]))
+    try:
+        with pytest.raises(OutputError, match=f"logits: no space for its {file.nbytes} bytes: "):
+            file.write(lambda _: rows, lambda _: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_interrupt_names_the_logits_if_there_are_any(
+    begun: bool, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "BenchModel", interrupt)
+    logits = tmp_path / "logits"
+    if begun:
+        (tmp_path / "logits.partial").touch()
+    result = invoke(*compared(models, "--kl-divergence-base", logits))
+    assert result.exit_code == 130
+    continues = f"the same command continues with the logits in {logits}"
+    said = f"mtp-gguf: interrupted; {continues if begun else 'nothing was written'}"
+    assert result.stderr.splitlines()[-1] == said

@@ -117,6 +117,24 @@ class TestSpelling:
         done = invoke("generate", model, "-m", model, "-p", "x")
         check_refusal(done.exit_code, done.stderr, "unexpected extra argument", code=USAGE)
 
+    @pytest.mark.parametrize("width", [40, 200])
+    def test_help_has_the_stars_of_file_names(
+        self, width: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Markdown takes two of them for emphasis."""
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setenv("TERMINAL_WIDTH", str(width))
+        shown = 0
+        for name, command in COMMANDS.items():
+            text = re.sub("[│`\\s]", "", invoke(*name.split(), "--help").stdout)
+            helps = [command.help or "", *(getattr(p, "help", "") or "" for p in command.params)]
+            for paragraph in re.split(r"\n\n|(?<=[.:;,]) ", "\n\n".join(helps)):
+                words = re.sub(r"\*\*|[`\s]", "", paragraph)
+                if "*" in words:
+                    assert words in text
+                    shown += 1
+        assert shown > 3
+
     @pytest.mark.sample(6)
     @pytest.mark.parametrize("command", ["", *COMMANDS])
     def test_help_in_every_width(self, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +196,8 @@ class TestLists:
         for option in ("--corpus", "--ids"):
             done = invoke("fastmtp", "add", model, option, tmp_path / "absent")
             assert f"mtp-gguf: {option}: {tmp_path / 'absent'}" in done.stderr
-        done = invoke("generate", model, "-p", "x", "-c", "2", "-t", "1", "--depth", "3")
-        check_refusal(done.exit_code, done.stderr, "--ctx: expected")
+        done = invoke("generate", model, "-p", "x", "--lora", tmp_path / "absent")
+        check_refusal(done.exit_code, done.stderr, "--lora: expected")
 
 
 class TestRefusals:
@@ -213,7 +231,7 @@ class TestRefusals:
         assert "Value error" not in done.stderr  # the words of a library
 
     def test_serving_at_depth_0_is_no_draft(self, model: Path) -> None:
-        for depth, words in (("0", ("--no-draft",)), ("x", ("a number from 1, or auto",))):
+        for depth, words in (("0", ("--no-draft",)), ("x", ("1 to 16, or auto",))):
             done = invoke("serve", model, "--depth", depth)
             check_refusal(done.exit_code, done.stderr, *words, f"found '{depth}'", code=USAGE)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,9 +16,14 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.native import MTPLlama
-from mtp_gguf.native.errors import NativeError
+from mtp_gguf.native.chat.pictures import Pictures
+from mtp_gguf.native.checks.finite import first_not_finite
+from mtp_gguf.native.checks.trial import try_model
+from mtp_gguf.native.errors import ModelRefusedError, NativeError
+from mtp_gguf.native.head import Head, check_head
+from mtp_gguf.quantize.upstream import QuantizeError, quantize_file
 from support.checkpoints import SMALL, write_checkpoint
-from support.commands import check_refusal, invoke, refused, spawn
+from support.commands import check_refusal, invoke, refused, spawn, succeed
 
 SECONDS = 20  # a process that takes longer is blocked on a pipe
 
@@ -149,6 +156,7 @@ def test_text_may_come_through_a_pipe(option: str, sound: Path, tmp_path: Path) 
 # ------------------------------------------------------------------ text that is not UTF-8
 
 LATIN_1 = "caf\udce9"  # as Python keeps the byte E9 of an argument
+ESCAPED = "caf\\udce9.gguf"
 
 
 @pytest.mark.parametrize(
@@ -177,6 +185,73 @@ def test_a_message_of_a_chat(encoding: str, sound: Path) -> None:
     ) as process:
         _, stderr = process.communicate(f"{LATIN_1}\n", timeout=60)
     check_refusal(process.returncode, stderr, "the message: expected UTF-8")
+
+
+@pytest.fixture
+def no_text(sound: Path, tmp_path: Path) -> Path:
+    """A model whose name is no valid text."""
+    return Path(shutil.copy(sound / "model.gguf", tmp_path / f"{LATIN_1}.gguf"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> tuple[object, ...]:
+    """The options that name a text, whose name is no valid text, and two windows of it."""
+    text = tmp_path / f"{LATIN_1}.txt"
+    text.write_text("It is a book about files and their names. " * 40)
+    return ("--text", text, "-c", 64, "--chunks", 2)
+
+
+def test_an_imatrix_of_a_name_that_is_no_text(
+    no_text: Path, data: tuple[object, ...], tmp_path: Path
+) -> None:
+    succeed("imatrix", no_text, *data, "-o", tmp_path / "imatrix.gguf")
+
+
+def test_the_quality_of_a_name_that_is_no_text(
+    no_text: Path, data: tuple[object, ...], tmp_path: Path
+) -> None:
+    page, logits = tmp_path / "q.html", tmp_path / "logits"
+    options = ("--kl-divergence-base", logits, "--html", page, "--no-drafting")
+    assert ESCAPED in succeed("quality", no_text, *data, "--reference", no_text, *options)
+    assert ESCAPED in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.thorough
+def test_the_speed_of_a_name_that_is_no_text(no_text: Path, tmp_path: Path) -> None:
+    fast = ("--budget", "1s", "-n", 2, "--rounds", 1, "--no-server")
+    assert ESCAPED in succeed("bench", no_text, *fast, "-o", tmp_path / "measured")
+    written = (tmp_path / "measured" / "bench.json").read_text(encoding="utf-8")
+    for text in (written, invoke("bench", no_text, *fast, "--json").stdout):
+        assert json.loads(text)["model"]["file"] == no_text.name
+
+
+def test_calls_with_a_name_that_is_no_text(no_text: Path) -> None:
+    check_head(no_text, trunk=no_text, device="CPU", fastmtp_size=0)
+    Head(no_text, trunk=no_text).close()
+    assert first_not_finite(no_text, [1, 2, 3], 1) is None
+    with pytest.raises(QuantizeError, match="requantizing"):
+        quantize_file(no_text, no_text.with_suffix(".made"), 2)
+
+
+def test_a_name_that_llama_cpp_cannot_pass_on(sound: Path, no_text: Path, tmp_path: Path) -> None:
+    said = (f"{ESCAPED}: expected a path in UTF-8, found other bytes", "rename the file")
+    refused(tmp_path, "generate", no_text, "-p", "It", words=said)
+    refused(tmp_path, "generate", sound / "model.gguf", "--lora", no_text, "-p", "It", words=said)
+    refused(tmp_path, "chat", no_text, words=said)
+    with pytest.raises(ModelRefusedError, match="expected a path in UTF-8"):
+        MTPLlama(str(no_text))
+    with MTPLlama(str(sound / "model.gguf")) as llm:
+        with pytest.raises(ModelRefusedError, match="expected a path in UTF-8"):
+            Pictures(llm, no_text)
+        said_of_it = try_model(no_text)
+    assert said_of_it is not None
+    assert said[0] in said_of_it
+
+
+def test_json_of_an_error_about_a_name_that_is_no_text(tmp_path: Path) -> None:
+    result = invoke("bench", tmp_path / LATIN_1, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout_bytes)["error"].startswith(f"{tmp_path / LATIN_1}: expected")
 
 
 def test_names_of_files(sound: Path, tmp_path: Path) -> None:

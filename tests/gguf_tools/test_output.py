@@ -18,6 +18,7 @@ from mtp_gguf.gguf_tools.files import output
 from mtp_gguf.gguf_tools.files.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.hub.sources import FileSource
 from mtp_gguf.gguf_tools.machine import os_files
+from support.commands import UNWRITABLE
 
 
 def names(folder: Path) -> list[str]:
@@ -415,6 +416,16 @@ def test_a_missing_folder_is_named(tmp_path: Path, parent: str) -> None:
     with pytest.raises(OutputError) as error:
         check_output(path, [], overwrite=True)
     assert str(error.value) == f"{path}: expected its folder to exist, found no {path.parent}"
+
+
+@pytest.mark.skipif(not UNWRITABLE.is_dir(), reason="no /proc, in which not even root can write")
+def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    path = UNWRITABLE / "model.gguf"
+    with pytest.raises(OutputError, match=f"{path}: cannot be written: .*; choose another folder"):
+        check_output(path, [], overwrite=False)
+    before = tmp_path.stat().st_mtime_ns
+    check_output(tmp_path / "model.gguf", [], overwrite=False)
+    assert (names(tmp_path), tmp_path.stat().st_mtime_ns) == ([], before)
 
 
 def same(path: Path) -> Path:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from llama_cpp.llama_cache import LlamaRAMCache
 
+from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.libraries.replay import replays
@@ -141,6 +143,7 @@ def test_closed_means_closed(dial: Dial) -> None:
     path = dial("tiny")
     code = f"""
 import json
+from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
 from mtp_gguf.native import MTPLlama, NativeError
 with MTPLlama({str(path)!r}, n_ctx=64, n_threads=1, n_threads_batch=1) as llm:
     state = llm.save_state()
@@ -348,6 +351,20 @@ def test_embeddings_and_vocabularies(dial: Dial) -> None:
     with noted("vocab_only=True", path, vocab_only=True) as ours:
         assert ours.tokenize(b"aha") == tokens
         assert ours.detokenize(tokens) == b"aha"
+
+
+def test_a_small_context_is_rounded_up_with_its_batches(dial: Dial) -> None:
+    """llama.cpp limits batches to what was asked for, in which no draft would have room."""
+    path = dial("tiny", hit=1.0)
+    with plain(path, n_ctx=256) as theirs:
+        want = text(theirs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = load(path, n_ctx=1, depth=None)
+    with loaded as ours:
+        assert (ours.n_ctx(), ours.max_depth) == (256, AUTO_MAX_DEPTH)
+        assert text(ours) == want
+        assert sum(ours.mtp_stats.accepted) > 0
 
 
 @pytest.mark.parametrize("name", ["n_batch", "n_ubatch"])

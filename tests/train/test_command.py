@@ -34,7 +34,7 @@ from mtp_gguf.train import trainer as training
 from mtp_gguf.train.block import own_tables, read_weights
 from support.carried_models import write_model
 from support.checkpoints import SPECS
-from support.commands import check_refusal, invoke, refused, spawn, succeed
+from support.commands import UNWRITABLE, check_refusal, invoke, refused, spawn, succeed
 from support.gguf_files import edited, loads, value_of
 from support.models import DEMO, Models
 from support.serving import PATIENCE
@@ -109,6 +109,17 @@ def test_a_head_that_knows_other_texts_is_no_wrong_one(
     (warning,) = fields["warnings"]
     assert warning.startswith(f"{share:.0%} of first drafts are accepted")
     assert f"of the texts that the head was trained for, {taught:.0%} are" in warning
+
+
+def test_a_head_that_has_learned_little_is_told_so(
+    demo: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not that of another model, since it was made for this one."""
+    monkeypatch.delenv(VARIABLE)
+    fields = trained(demo, text, tmp_path / "new.gguf", "--from-scratch")
+    (warning,) = fields["warnings"]
+    assert fields["acceptance"]["after"][0] < 0.3
+    assert warning.endswith(" are: train it longer, on more text")
 
 
 def test_from_scratch_for_a_trunk_without_a_head(
@@ -283,9 +294,23 @@ def test_a_chart_that_cannot_be_written_ends_no_training(
     made, words = tmp_path / "made.gguf", ("--text", text, "--chart", chart, "--no-check")
     result = invoke("train-head", demo, *words, "-o", made, *FAST)
     assert result.exit_code == 0, result.output + repr(result.exception)
-    assert f"{chart.name}: " in result.stderr
+    assert f"warning: {chart}: " in result.stderr
     assert made.exists()
     assert not chart.exists()
+
+
+@pytest.mark.skipif(not UNWRITABLE.is_dir(), reason="no /proc, in which not even root can write")
+def test_a_chart_in_a_folder_that_cannot_be_written(demo: Path, text: Path, tmp_path: Path) -> None:
+    chart = UNWRITABLE / "made.png"
+    words = ("--text", text, "-o", tmp_path / "made.gguf", "--chart", chart)
+    refused(tmp_path, "train-head", demo, *words, words=(f"{chart}: cannot be written: ",))
+
+
+def test_a_damaged_model_after_a_list_of_texts(text: Path, tmp_path: Path) -> None:
+    """It is no further text."""
+    (tmp_path / "bad.gguf").write_bytes(bytes(4096))
+    words = ("bad.gguf: expected a GGUF file",)
+    refused(tmp_path, "train-head", "--text", text, tmp_path / "bad.gguf", words=words)
 
 
 def test_a_chart_of_something_else_stays(demo: Path, text: Path, tmp_path: Path) -> None:
