@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _FAULTY = 1
 _CONTEXT = 8192  # tokens that the memory is estimated for
+_TEMP = 0.8
 _WITHOUT_HEAD = {"architecture", "no-head"}  # codes of faults with which a model runs
 # Version of the JSON: 2 renamed the key of the repairing command to `fix`.
 _FORMAT = 2
@@ -96,8 +97,11 @@ def doctor(
         ),
     ] = None,
     temperature: Annotated[
-        float, typer.Option("--temp", min=0.0, max=100.0, help="Explain for this temperature.")
-    ] = 0.8,
+        float | None,
+        typer.Option(
+            "--temp", min=0.0, max=100.0, help=f"Explain for this temperature (default: {_TEMP})."
+        ),
+    ] = None,
     gpu_layers: GpuLayers = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -131,8 +135,9 @@ def doctor(
     folder, on_hub, share, check, tried = Path(model), hub_model(model), None, None, False
     if (load or explain) and (folder.is_dir() or on_hub):
         raise typer.BadParameter("--load and --explain are for GGUF files")
-    if text is not None and not explain:
-        raise typer.BadParameter("--text is for --explain")
+    for option, given in (("--text", text), ("--temp", temperature)):
+        if given is not None and not explain:
+            raise typer.BadParameter(f"{option} is for --explain")
     if folder.is_file() and _reports_session(folder, as_json=as_json):
         return
     if load or explain or (head is None and folder.is_file()):  # with the only head beside it
@@ -171,7 +176,8 @@ def doctor(
             diagnosis, check = _tried(diagnosis, folder, separate_head, measured=not explain)
     explanation = None
     if explain:
-        usage = (text, temperature, context or 0, gpu_layers)
+        temp = _TEMP if temperature is None else temperature
+        usage = (text, temp, context or 0, gpu_layers)
         explanation = _explained(diagnosis, folder, Path(head) if head else None, *usage)
     if as_json:
         fields = _fields(diagnosis)

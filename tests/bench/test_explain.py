@@ -215,5 +215,7 @@ def test_what_cannot_be_explained(whole: Path, tmp_path: Path, models: Models) -
     short.write_text("too short")
     result = invoke("doctor", whole, "--explain", "--text", short)
     check_refusal(result.exit_code, result.stderr, "tokens, expected 28 or more")
-    result = invoke("doctor", whole, "--text", short)
-    check_refusal(result.exit_code, result.stderr, "--text is for --explain", code=2)
+    for option in (("--text", short), ("--temp", 0.5)):
+        result = invoke("doctor", whole, *option)
+        words = f"{option[0]} is for --explain"
+        check_refusal(result.exit_code, result.stderr, words, code=2)
