@@ -17,7 +17,7 @@ from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
 from mtp_gguf.gguf_tools.files.output import OutputFile, check_output, commit_all
 from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.machine.system import LARGEST_CONTEXT
-from mtp_gguf.gguf_tools.machine.text import as_utf8, printable
+from mtp_gguf.gguf_tools.machine.text import printable, utf8_bytes
 from mtp_gguf.gguf_tools.model import whole_name
 from mtp_gguf.gguf_tools.profile import MAX_DEPTH
 from mtp_gguf.server.find import LlamaServer, ask, find_server
@@ -206,7 +206,7 @@ def bench(
     except MtpGgufError as error:
         raise type(error)(f"{error}{files.what_stays()}") from None
     if as_json:
-        typer.echo(as_utf8(json.dumps(result.to_json(), ensure_ascii=False)))
+        typer.echo(utf8_bytes(json.dumps(result.to_json(), ensure_ascii=False)).decode())
     else:
         for line in markdown(result) if as_markdown else bench_table(result):
             typer.echo(line)
@@ -253,7 +253,7 @@ class _Files:
         if not self.paths:
             return
         text = json.dumps(result.to_json(), indent=1, ensure_ascii=False)
-        raws = [as_utf8(f"{text}\n"), as_utf8(render_report(result))]
+        raws = [utf8_bytes(f"{text}\n"), utf8_bytes(render_report(result))]
         with ExitStack() as stack:
             outputs = []
             for path, raw in zip(self.paths, raws, strict=True):

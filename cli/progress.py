@@ -17,7 +17,7 @@ import typer
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError
 from mtp_gguf.gguf_tools.machine.interrupted import Interrupted
-from mtp_gguf.gguf_tools.machine.text import as_utf8, duration, human_bytes, printable
+from mtp_gguf.gguf_tools.machine.text import duration, human_bytes, printable, utf8_bytes
 
 from .out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 
@@ -97,7 +97,7 @@ def usage_errors() -> Iterator[None]:
 def print_json_error(text: str, code: int, fields: Mapping[str, Any] | None = None) -> None:
     """Print the error of a command that was called with --json, after the fields of its result."""
     record = {**(fields or {}), "error": text, "exit_code": code}
-    typer.echo(as_utf8(json.dumps(record, ensure_ascii=False)))
+    typer.echo(utf8_bytes(json.dumps(record, ensure_ascii=False)).decode())
 
 
 def _finish_output() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtp_gguf.gguf_tools.files.output import OutputFile, check_output
-from mtp_gguf.gguf_tools.machine.text import as_utf8, printable
+from mtp_gguf.gguf_tools.machine.text import printable, utf8_bytes
 from mtp_gguf.gguf_tools.machine.text_files import whole_texts
 
 from .local_model import local_model
@@ -111,7 +111,7 @@ def quality(
     if page is not None:
         from mtp_gguf.bench.report.quality_page import render_quality  # noqa: PLC0415
 
-        html = as_utf8(render_quality(source.name, candidates[0].divergence.tokens, candidates))
+        html = utf8_bytes(render_quality(source.name, candidates[0].divergence.tokens, candidates))
         with OutputFile(page, len(html)) as file:
             file.write(0, html)
             file.commit()

@@ -8,7 +8,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def as_utf8(text: str) -> bytes:
+def utf8_bytes(text: str) -> bytes:
     r"""Encode a text; the bytes of file names that are not UTF-8 are escaped, as `\udcff`."""
     return text.encode("utf-8", "backslashreplace")
 
