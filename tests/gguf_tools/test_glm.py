@@ -220,9 +220,16 @@ def test_whole_models_are_left_to_upstream(checkpoint: Path, tmp_path: Path) -> 
     refused(tmp_path, "convert", checkpoint, "-o", tmp_path / "x.gguf", words=words)
 
 
-def test_training_is_refused(grafted: Path, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("Some text.", encoding="utf-8")
-    words = ("expected a head that shares the trunk's embedding and output",)
-    out = tmp_path / "x.gguf"
-    refused(tmp_path, "train-head", grafted, "--text", text, "-o", out, words=words)
+def test_training(grafted: Path, tmp_path: Path) -> None:
+    """Upstream's converter gives the head copies of embedding and output, which stay."""
+    text, out = tmp_path / "text.txt", tmp_path / "x.gguf"
+    text.write_text("".join(f"Line {i} of {i * i} lines.\n" for i in range(400)), encoding="utf-8")
+    options = ("--tokens", 700, "--length", 64, "--epochs", 1, "--steps", 2, "-t", 1)
+    succeed("train-head", grafted, "--text", text, "-o", out, *options)
+    with open_model(grafted) as before, open_model(out) as after:
+        same = {name for name in before.tensors if before.read(name) == after.read(name)}
+        own = {f"blk.2.nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head")}
+        assert own <= same
+        assert "blk.2.nextn.eh_proj.weight" in before.tensors.keys() - same
+        assert after.tensors.keys() >= before.tensors.keys()
+    succeed("doctor", out)

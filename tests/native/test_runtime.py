@@ -237,7 +237,7 @@ def installed(tmp_path: Path) -> Path:
     (package / "__init__.py").symlink_to(Path(mtp_gguf.__file__))
     (package / "gguf_tools").symlink_to(Path(gguf_tools.__file__).parent)
     native = Path(module.__file__).parent
-    for file in native.rglob("*.py"):
+    for file in (*native.rglob("*.py"), native / "include" / "mtp.h"):
         copy = package / "native" / file.relative_to(native)
         copy.parent.mkdir(exist_ok=True)
         copy.symlink_to(file)
