@@ -41,7 +41,7 @@ def cycle_costs(
 
     """
     if setting.max_depth == 0:
-        return _batch_costs(model, setting, prompt, blocks * cycles, prefix, step)
+        return _batch_costs(model, setting, prompt, blocks, cycles, prefix, step)
     depths = range(setting.max_depth + 1)
     verify: list[list[float]] = [[] for _ in depths]
     draft: list[list[float]] = [[] for _ in depths]
@@ -81,7 +81,8 @@ def _batch_costs(
     model: BenchModel,
     setting: Setting,
     prompt: Sequence[int],
-    rounds: int,
+    blocks: int,
+    cycles: int,
     prefix: Checkpoint | None,
     step: Callable[[], None],
 ) -> CycleCosts:
@@ -89,7 +90,7 @@ def _batch_costs(
     sizes = range(1, COST_DEPTH + 2)
     times: list[list[float]] = [[] for _ in sizes]
     with model.session(setting) as session:
-        for i in range(rounds + 1):
+        for i in range(blocks * cycles + 1):
             for size in rotated(sizes, i):
                 session.remove(0)
                 if prefix:
@@ -100,7 +101,8 @@ def _batch_costs(
                 session.decode(batch, all_logits=True)
                 if i:
                     times[size - 1].append((perf_counter() - start) * 1e3)
-            step()
+            if i and i % cycles == 0:
+                step()
     length = len(prompt) + (prefix.length if prefix else 0)
     return CycleCosts(length, tuple(map(summarize, times)), (), summarize([0.0]))
 

@@ -194,7 +194,7 @@ def bench(
     def planned(plan: "Plan") -> None:
         files.make()
         if not drafts:
-            say(f"{model}: {report.reason}; drafting only from the text")
+            say(f"{printable(model)}: {report.reason}; drafting only from the text")
         if in_use:
             say(f"draft vocabulary: {in_use.text}")
         for line in plan_lines(plan, seconds):

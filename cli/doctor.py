@@ -109,12 +109,13 @@ def doctor(
 
     Also reports what it drafts with and the memory that drafting takes. The exit code is 1 if a
     fault was found, else 0. Warnings are about heads that draft badly. A model without a head is
-    examined with the only one beside it. --from also measures what the file alone does not show:
-    norms not raised by 1, swapped halves of eh_proj, the head of another fine-tune. --load also
-    reads all weights and runs the model, with a head or without, to find NaN and infinity, files
-    that crash llama.cpp, and heads with a low acceptance rate, such as that of a base model on its
-    fine-tune. --explain measures acceptance and cost on a text, and prints each cause for which
-    drafting does not pay with the figures behind it and the command that fixes it.
+    examined with the head in a file beside it, if there is only one. --from also measures what the
+    file alone does not show: norms not raised by 1, swapped halves of eh_proj, the head of another
+    fine-tune. --load also reads all weights and runs the model, with a head or without, to find
+    NaN and infinity, files that crash llama.cpp, and heads with a low acceptance rate, such as that
+    of a base model on its fine-tune. --explain measures acceptance and cost on a text, and prints
+    each cause for which drafting does not pay with the figures behind it and the command that fixes
+    it.
 
     For a session file (--session) it prints what the file holds, and whether its checksums hold.
 

@@ -36,7 +36,7 @@ _HEAD_NORM = "nextn.shared_head_norm.weight"
 TABLE_SUFFIXES = ("nextn.embed_tokens.weight", SHORT_HEAD_SUFFIX)
 _ROUTER, _CHOICE_BIAS = "ffn_gate_inp.weight", "exp_probs_b.bias"
 _HEAD_GATE = "attn_gate.weight"
-_LEAST_LIMIT = 1e-6
+_LEAST_LIMIT = 1e-6  # of activations: llama.cpp's build_ffn takes less for none
 
 
 class MtpBlock(nn.Module):
@@ -281,7 +281,7 @@ def _with_experts(suffix: str, array: NDArray[np.float32]) -> NDArray[np.float32
 def _feed_forward(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, *, limit: float = 0.0
 ) -> Tensor:
-    """SwiGLU; limit: of its activations, unless it is as small as llama.cpp's build_ffn ignores."""
+    """SwiGLU. limit: of its activations; 0 for none."""
     left, right = functional.silu(functional.linear(x, gate)), functional.linear(x, up)
     if limit > _LEAST_LIMIT:
         left, right = left.clamp(max=limit), right.clamp(-limit, limit)

@@ -249,7 +249,8 @@ class Trainer:
         self._listed[tables.ids] = True
         self._width = configs[0].width
         self._size = settings.batch or default_batch(self._width)
-        there = _moved({*tables.outputs, tables.output, *tables.embeddings}, self._device)
+        every = {*tables.outputs, tables.output, *tables.embeddings}
+        there = {table: table.to(self._device) for table in every}
         self._outputs = [there[table] for table in tables.outputs]
         self._embeddings = [there[table] for table in tables.embeddings]
         low = {table: there[table].to(self._products) for table in (tables.output, *tables.outputs)}
@@ -610,11 +611,6 @@ def _up_to(samples: Sequence[Sample], tokens: int) -> list[Sample]:
         chosen.append(sample)
         n += len(sample)
     return chosen
-
-
-def _moved(tables: set[Tensor], device: torch.device) -> dict[Tensor, Tensor]:
-    """Each of these on the device."""
-    return {table: table.to(device) for table in tables}
 
 
 def _of_step(of_blocks: Sequence[Tensor], step: int) -> Tensor:

@@ -250,7 +250,6 @@ def _break_even(result: BenchResult, main: Sequence[TextResult]) -> str:
     one = costs.verify[0].median
     yields = {t.depth: t.tokens_per_cycle for t in main if t.kind == ALL}
     rows = []
-    name = "depth" if costs.draft else "drafts"
     for depth, verify in enumerate(costs.verify):
         draft = costs.draft[depth - 1].median if depth and costs.draft else 0.0
         needed = (verify.median + draft) / one
@@ -258,7 +257,7 @@ def _break_even(result: BenchResult, main: Sequence[TextResult]) -> str:
         text += f", yields {yields[depth]:.2f}" if depth and depth in yields else ""
         rows.append(
             Row(
-                f"{name} {depth}" if depth else "one token",
+                (f"depth {depth}" if costs.draft else f"{depth} drafts") if depth else "one token",
                 text,
                 [
                     Part(verify.median, "f1", f"verify {depth + 1}: {verify.median:.2f} ms"),
@@ -266,15 +265,20 @@ def _break_even(result: BenchResult, main: Sequence[TextResult]) -> str:
                 ],
             )
         )
-    return _section(
-        "Cost of each depth",
-        "A trunk batch of depth + 1 tokens and a chain of that many drafts. A depth pays off if a "
-        "cycle yields more tokens than its cost in single tokens.",
-        _figure(
-            bars("costs", "Milliseconds of a batch and a chain by depth", rows, (one, "1 token"))
-        ),
-        _key(["verify", "draft"]),
-    )
+    if costs.draft:
+        title, parts = "Cost of each depth", ["verify", "draft"]
+        text = (
+            "A trunk batch of depth + 1 tokens and a chain of that many drafts. A depth pays off "
+            "if a cycle yields more tokens than its cost in single tokens."
+        )
+    else:
+        title, parts = "Cost of each batch", ["verify"]
+        text = (
+            "A trunk batch of a token and drafts from the text. It pays off if it yields more "
+            "tokens than its cost in single tokens."
+        )
+    figure = bars("costs", f"{title}, in milliseconds", rows, (one, "1 token"))
+    return _section(title, text, _figure(figure), _key(parts))
 
 
 def _samples(samples: Sequence[Sample]) -> str:

@@ -274,6 +274,8 @@ def test_a_model_without_a_head(dial: Any, tmp_path: Path, architecture: str) ->
     assert {t["depth"] for t in record["texts"]} == {0, "lookup"}
     (costs,) = record["cycles"]
     assert (len(costs["verify"]), costs["draft"]) == (9, [])
+    assert {batch["n"] for batch in costs["verify"]} == {3}  # as cycles of a round
+    assert "Cost of each batch" in (out / "report.html").read_text(encoding="utf-8")
     assert record["prefill"]["plain"]["median"] > 0
     assert record["prefill"]["head"] is None
     assert {part["state"] for part in record["plan"]} == {"done"}
