@@ -28,11 +28,21 @@ from support.models import ROOT
 from support.pages import BLOCK, DOCS, PAGES, blocks, fits, prose, repository, shown, words_of
 
 
+def made_page(name: str) -> str:
+    command = [sys.executable, str(DOCS / f"make_{name}.py")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_tensors_page_is_the_codes() -> None:
-    made = subprocess.run(
-        [sys.executable, DOCS / "make_tensors.py"], capture_output=True, text=True, check=True
-    )
-    assert made.stdout == (DOCS / "tensors.md").read_text(encoding="utf-8")
+    assert made_page("tensors") == (DOCS / "tensors.md").read_text(encoding="utf-8")
+
+
+def test_commands_page_has_the_commands_and_options_of_the_code() -> None:
+    """Typer's versions differ in how they print types and defaults."""
+    pages = made_page("commands"), (DOCS / "commands.md").read_text(encoding="utf-8")
+    made, written = (re.findall(r"^(?:## .*|- `[^` ]*)", page, re.MULTILINE) for page in pages)
+    assert len(made) > 300
+    assert made == written
 
 
 CLI = sorted((ROOT / "cli").glob("*.py"))
@@ -272,7 +282,7 @@ FILES_ELSEWHERE = {
 OTHERS = {
     "auto-round": "--format --output_dir --scheme",
     "cmake": "--build --target",
-    "convert_hf_to_gguf.py": "--fuse-gate-up-exps --fuse-qkv --mtp-shared-embd --outtype",
+    "convert_hf_to_gguf.py": "--fuse-gate-up-exps --fuse-qkv --mtp-shared-embd",
     "convert_hf_to_gguf.py of a vocabulary": "--vocab-only",
     "dask": "--local-directory --nthreads --nworkers",
     "diff": "--git",
@@ -301,6 +311,7 @@ def known_options() -> set[str]:
             groups += [group.get_command(context, name) for name in group.list_commands(context)]
         for option in group.params:
             found |= {*option.opts, *option.secondary_opts}
+        found |= {*re.findall(r"--[a-z-]+", getattr(group, "epilog", None) or "")}
     for name in repository():
         if name.endswith(".py"):
             text = (ROOT / name).read_text(encoding="utf-8")
