@@ -228,14 +228,20 @@ def stops_cleanly() -> Iterator[Stop]:
     """Make SIGTERM and SIGHUP act like Ctrl-C: raise KeyboardInterrupt, once.
 
     Signals that are ignored (nohup) or already handled stay so. Outside the main thread nothing
-    changes, because only the main thread can install handlers.
+    changes, because only the main thread can install handlers. A signal that arrives while the
+    handlers are restored ends the process, as after that.
     """
     stop = Stop()
     ours = {}
     if threading.current_thread() is threading.main_thread():
         ours = {n: signal.SIG_DFL for n in _STOP_SIGNALS if signal.getsignal(n) is signal.SIG_DFL}
 
+    over = False
+
     def interrupt(number: int, _frame: FrameType | None) -> None:
+        if over:  # nobody waits for KeyboardInterrupt any more
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         for each in ours:  # a second signal must not interrupt the cleanup
             signal.signal(each, signal.SIG_IGN)
         stop.signal = number
@@ -246,5 +252,6 @@ def stops_cleanly() -> Iterator[Stop]:
     try:
         yield stop
     finally:
+        over = True
         for number, handler in ours.items():
             signal.signal(number, handler)

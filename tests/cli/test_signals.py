@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from threading import Thread
 
@@ -60,3 +62,24 @@ def test_needs_the_main_thread_and_does_without() -> None:
     thread.start()
     thread.join()
     assert done == [signal.SIG_DFL]
+
+
+ENDING = """
+import os, signal
+from mtp_gguf.cli.progress import stops_cleanly
+
+restore = signal.signal
+with stops_cleanly():
+    def interrupted(number, handler):
+        signal.signal = restore
+        os.kill(os.getpid(), signal.SIGTERM)
+        return restore(number, handler)
+    signal.signal = interrupted
+"""
+
+
+def test_a_signal_while_handlers_are_restored_ends_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
