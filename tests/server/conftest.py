@@ -1,4 +1,4 @@
-"""Model files in all layouts, and a machine without a llama-server."""
+"""Model files in all layouts, servers, and a machine without a llama-server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from mtp_gguf.server.find import VARIABLE
 from support.models import Files, Models
+from support.real_server import Server
 
 _SIZE = {"demo": "2048"}  # of the draft vocabulary; 256 for the others
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -34,6 +35,12 @@ def files(models: Models) -> Files:
         return models.convert(spec, *options)
 
     return file
+
+
+@pytest.fixture(scope="session")
+def server(patched_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Starts llama-servers with our patches."""
+    return Server(patched_server, tmp_path_factory.mktemp("logs"))
 
 
 @pytest.fixture

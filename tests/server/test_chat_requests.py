@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,7 @@ from support.client_requests import (
     tools,
 )
 from support.models import DEMO, Models
-from support.ports import free_port
-from support.real_server import post, running
+from support.real_server import Server, post
 from support.same_answers import (
     EVERYWHERE,
     NO_VALUE,
@@ -64,10 +64,9 @@ def python(strict: Path) -> Iterator[MTPLlama]:
 
 
 @pytest.fixture(scope="module")
-def port(patched_server: Path, strict: Path) -> Iterator[int]:
-    at = free_port()
-    with running(patched_server, strict, at, options=["--depth", 3]):
-        yield at
+def port(server: Server, strict: Path) -> Iterator[int]:
+    with server.running(strict, options=["--depth", 3]) as client:
+        yield client.port
 
 
 @pytest.mark.sample(60)
@@ -126,40 +125,41 @@ def test_what_is_listed_differs_in_these_fields(row: str, port: int, python: MTP
         assert [place for place in differ if not re.fullmatch(pattern, place)] == []
 
 
+def check_refused(body: Any, port: int, python: MTPLlama) -> str:
+    """A request is refused by both in the same words, which are returned."""
+    status, found = post(port, "/v1/chat/completions", body)
+    assert (status, found["error"]["type"]) == (400, "invalid_request_error")
+    with pytest.raises(MtpGgufError) as refused:
+        python.create_chat_completion(**body)
+    message: str = found["error"]["message"]
+    assert str(refused.value) == message
+    return message
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_broken_is_refused_with_the_same_sentence(
     name: str, port: int, python: MTPLlama
 ) -> None:
     given, sentence = BROKEN[name]
-    body = request(given)
-    status, found = post(port, "/v1/chat/completions", body)
-    assert (status, found["error"]["type"]) == (400, "invalid_request_error")
-    assert found["error"]["message"].startswith(sentence)
-    assert len(found["error"]["message"]) < 300
-    with pytest.raises(MtpGgufError) as refused:
-        python.create_chat_completion(**body)
-    assert str(refused.value) == found["error"]["message"]
+    message = check_refused(request(given), port, python)
+    assert message.startswith(sentence)
+    assert len(message) < 300
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_in_options_are_the_clients(name: str, port: int, python: MTPLlama) -> None:
-    body = request({"messages": [USER], **MISTAKES[name]})
-    status, found = post(port, "/v1/chat/completions", body)
-    assert status == 400, found
-    with pytest.raises(MtpGgufError) as refused:
-        python.create_chat_completion(**body)
-    assert str(refused.value) == found["error"]["message"]
+    check_refused(request({"messages": [USER], **MISTAKES[name]}), port, python)
 
 
 def test_templates_without_a_format_for_calls(
-    patched_server: Path, strict: Path, python: MTPLlama, free_port: int, tmp_path: Path
+    server: Server, strict: Path, python: MTPLlama, tmp_path: Path
 ) -> None:
     """NO_FORMAT"""
     plain = tmp_path / "plain.jinja"
     plain.write_text("{{ messages[0].content }}")
     body = request(tools(TOOL, tool_choice="required"))
-    with running(patched_server, strict, free_port, "--chat-template-file", plain):
-        found = ask_server(free_port, body)
+    with server.running(strict, "--chat-template-file", plain) as client:
+        found = ask_server(client.port, body)
     wanted = ask_python(python, {**body, "chat_template": plain.read_text()})
     assert found["choices"][0]["message"]["content"]
     assert "tool_calls" not in found["choices"][0]["message"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.models import Files
-from support.real_server import DEPTH, running
+from support.real_server import DEPTH, Server
 
 openai = pytest.importorskip("openai")
 
@@ -43,12 +43,12 @@ def check_fields(text: str) -> None:
     assert value["mode"] in ("read", "write", "append")
 
 
-def conversation(server: Path, model: Path, port: int, options: Sequence[object]) -> list[Any]:
+def conversation(server: Server, model: Path, options: Sequence[object]) -> list[Any]:
     """What a user sees of chats, streams and JSON."""
     seen: list[Any] = []
     with (
-        running(server, model, port, options=options),
-        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client,
+        server.running(model, options=options) as running,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none") as client,
     ):
 
         def ask(question: str, **more: Any) -> Any:
@@ -75,8 +75,8 @@ def conversation(server: Path, model: Path, port: int, options: Sequence[object]
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["plain", "ids", "table"])
 def test_a_client_is_answered_as_without_drafting(
-    layout: str, patched_server: Path, files: Files, free_port: int
+    layout: str, server: Server, files: Files
 ) -> None:
     model = files(layout, "demo")
-    want = conversation(patched_server, model, free_port, ["--no-draft"])
-    assert conversation(patched_server, model, free_port, ["--spec-draft-n-max", DEPTH]) == want
+    want = conversation(server, model, ["--no-draft"])
+    assert conversation(server, model, ["--spec-draft-n-max", DEPTH]) == want

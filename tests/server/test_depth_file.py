@@ -8,24 +8,20 @@ import pytest
 
 from mtp_gguf.gguf_tools.depth_file import VARIABLE
 from support.models import Dial
-from support.real_server import running
+from support.real_server import Server
 
 pytestmark = pytest.mark.server
 
 
 def test_a_server_goes_on_as_the_last_one_ended(
-    patched_server: Path,
-    dial: Dial,
-    free_port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server, dial: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = dial("tiny", hit=0.0)
     drafts, texts = [], []
     for depth in ("auto", "auto", "2"):
-        with running(patched_server, model, free_port, options=("--depth", depth)) as client:
+        with server.running(model, options=("--depth", depth)) as client:
             result = client.complete([5, 6, 7, 8], n_predict=120)
         texts.append(result["tokens"])
         drafts.append(result["timings"].get("draft_n", 0))

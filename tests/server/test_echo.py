@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
@@ -14,8 +13,7 @@ import pytest
 
 from mtp_gguf.native import MTPLlama
 from support.models import DEMO, Models
-from support.ports import free_port
-from support.real_server import TIMEOUT, running
+from support.real_server import Server, chunks_of, opened
 
 pytestmark = pytest.mark.server
 
@@ -32,11 +30,10 @@ def demo(models: Models) -> Path:
 
 
 @pytest.fixture(scope="module", params=["--depth 3", "--no-draft"])
-def port(patched_server: Path, demo: Path, request: pytest.FixtureRequest) -> Iterator[int]:
-    at = free_port()
+def port(server: Server, demo: Path, request: pytest.FixtureRequest) -> Iterator[int]:
     options = request.param.split()
-    with running(patched_server, demo, at, "--parallel", 2, "--kv-unified", options=options):
-        yield at
+    with server.running(demo, "--parallel", 2, "--kv-unified", options=options) as client:
+        yield client.port
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +45,17 @@ def python(demo: Path) -> Iterator[MTPLlama]:
 def ask(port: int, prompt: Any, **options: Any) -> dict[str, Any]:
     """The answer; of a stream the first choice, put together."""
     body = {"prompt": prompt, "temperature": 0, **options}
-    url = f"http://127.0.0.1:{port}/v1/completions"
-    with urllib.request.urlopen(
-        urllib.request.Request(url, json.dumps(body).encode()), timeout=TIMEOUT
-    ) as answer:
+    whole: dict[str, Any] = {"text": "", "logprobs": {}}
+    with opened(port, "/v1/completions", body) as answer:
         if not options.get("stream"):
             found: dict[str, Any] = json.load(answer)
             return found
-        lines = [line.decode().strip() for line in answer]
-    whole: dict[str, Any] = {"text": "", "logprobs": {}}
-    for line in lines:
-        if not line.startswith("data: {"):
-            continue
-        choice = json.loads(line.removeprefix("data: "))["choices"][0]
-        whole["text"] += choice["text"]
-        whole["finish_reason"] = choice["finish_reason"]
-        for name, values in (choice["logprobs"] or {}).items():
-            whole["logprobs"].setdefault(name, []).extend(values)
+        for chunk in chunks_of(answer):
+            (choice,) = chunk["choices"]
+            whole["text"] += choice["text"]
+            whole["finish_reason"] = choice["finish_reason"]
+            for name, values in (choice["logprobs"] or {}).items():
+                whole["logprobs"].setdefault(name, []).extend(values)
     return {"choices": [whole]}
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from mtp_gguf.native import MTPLlama
 from support.models import DEMO, Models
-from support.ports import free_port
-from support.real_server import post, running
+from support.real_server import Server, post
 
 pytestmark = pytest.mark.server
 
@@ -43,10 +42,9 @@ def model(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["--depth 3", "--no-draft"])
-def port(patched_server: Path, model: Path, request: pytest.FixtureRequest) -> Iterator[int]:
-    at = free_port()
-    with running(patched_server, model, at, options=request.param.split()):
-        yield at
+def port(server: Server, model: Path, request: pytest.FixtureRequest) -> Iterator[int]:
+    with server.running(model, options=request.param.split()) as client:
+        yield client.port
 
 
 @pytest.fixture(scope="module")

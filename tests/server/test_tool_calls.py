@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 from support.models import Files
-from support.real_server import DEPTH, running
+from support.real_server import DEPTH, Server, post
 from support.tools import OPEN_PATH, SET_FLAGS, TEMPLATE
 
 openai = pytest.importorskip("openai")
@@ -30,11 +30,6 @@ pytestmark = pytest.mark.server
 class Ticket(BaseModel):
     crash: bool
     urgent: bool
-
-
-CALL_TOKEN = "<tool_call>"
-NOT_DRAFTING: list[object] = ["--no-draft"]
-DRAFTING: list[object] = ["--spec-draft-n-max", DEPTH]
 
 
 def check_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> None:
@@ -116,16 +111,15 @@ class Caller:
 
 
 @contextmanager
-def calling(server: Path, model: Path, port: int, options: list[object]) -> Iterator[Caller]:
+def calling(server: Server, model: Path, options: list[object]) -> Iterator[Caller]:
     """A client of a server that knows the template with tools."""
     template = ("--jinja", "--chat-template-file", TEMPLATE)
     with (
-        running(server, model, port, *template, options=options),
-        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client,
+        server.running(model, *template, options=options) as running,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none") as client,
     ):
-        body = {"content": CALL_TOKEN, "parse_special": True}
-        at = f"http://127.0.0.1:{port}/tokenize"
-        (token,) = client.post(at, body=body, cast_to=object)["tokens"]
+        body = {"content": "<tool_call>", "parse_special": True}
+        (token,) = post(running.port, "/tokenize", body)[1]["tokens"]
         yield Caller(client, token)
 
 
@@ -171,12 +165,12 @@ def other_answers(caller: Caller) -> list[Any]:
 
 @pytest.mark.thorough
 def test_a_client_gets_the_tool_calls_that_it_gets_without_drafting(
-    patched_server: Path, files: Files, free_port: int
+    server: Server, files: Files
 ) -> None:
     model = files("ids", "demo")
-    with calling(patched_server, model, free_port, NOT_DRAFTING) as caller:
+    with calling(server, model, ["--no-draft"]) as caller:
         want = conversation(caller), other_answers(caller)
         assert caller.drafted == 0
-    with calling(patched_server, model, free_port, DRAFTING) as caller:
+    with calling(server, model, ["--spec-draft-n-max", DEPTH]) as caller:
         assert (conversation(caller), other_answers(caller)) == want
         assert caller.drafted > 8
