@@ -187,7 +187,7 @@ def test_options_make_another_build_and_the_one_asked_for_last_is_used(
     first = machine.build().stdout
     second = machine.build("--cmake-args", "-DGGML_CUDA=ON -DX='a b'").stdout
     assert machine.calls.read_text().splitlines()[2].endswith("-DGGML_CUDA=ON -DX=a b")
-    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_VULKAN=ON")
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_LTO=ON")
     third = machine.build().stdout
     assert len({first, second, third}) == 3
     assert where() == third

@@ -32,7 +32,6 @@ from mtp_gguf.server.model import ModelFile, ServedModel
 from support.commands import check_refusal, invoke
 from support.llama_libraries import has_kernels
 from support.models import DEMO, Files
-from support.real_server import Server
 from support.sidecars import write_sidecar
 from support.stand_in_server import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
 from support.tiny_llama import write_tiny_llama
@@ -116,8 +115,7 @@ def test_options_of_several_gpus_are_passed_on(patched: Path, files: Files) -> N
     assert given in " ".join(words)
 
 
-def test_what_a_server_lacks_is_said_in_one_line(
-    server: Server, patched: Path, stock: Path, files: Files, older: Path
+def test_what_a_server_lacks_is_said_in_one_line(, patched: Path, stock: Path, files: Files, older: Path
 ) -> None:
     text = (
         "a depth chosen by cost, no drafts from the text, no lookup files, no conversations on "
@@ -198,8 +196,7 @@ def test_lookup_files_are_indexed_for_the_server(
     assert "found none" in refusal(patched, model, "--lookup-file", empty)
 
 
-def test_a_server_chooses_how_deep_where_it_can(
-    server: Server, patched: Path, stock: Path, files: Files, older: Path
+def test_a_server_chooses_how_deep_where_it_can(, patched: Path, stock: Path, files: Files, older: Path
 ) -> None:
     model = files("plain")
     for server in (older, stock):
@@ -412,8 +409,7 @@ def test_a_head_beside_the_model_is_found(
     assert printed(patched, model, "--head", other)[-2:] == ["-md", str(other)]
 
 
-def test_a_head_that_shares_its_trunks_tensors(
-    server: Server,
+def test_a_head_that_shares_its_trunks_tensors(,
     stock: Path,
     patched: Path,
     files: Files,
@@ -520,7 +516,7 @@ def test_a_folder_of_models(patched: Path, tmp_path: Path) -> None:
     assert f"{named}{tmp_path}/d.gguf and 1 more" in refusal(patched, tmp_path)
 
 
-def test_paths_are_quoted(server: Server, files: Files, tmp_path: Path) -> None:
+def test_paths_are_quoted(files: Files, tmp_path: Path) -> None:
     folder = tmp_path / "it's $HOME; `a`"
     folder.mkdir()
     server = write_stand_in(folder / "llama server")

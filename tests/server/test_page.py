@@ -131,9 +131,7 @@ def test_open_tells_the_browser(
         wait_for(lambda: told.exists() and told.read_text("utf-8") == f"{url}\n")
 
 
-def test_open_says_that_there_is_no_page(
-    server: Server, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_open_says_that_there_is_no_page(files: Files, tmp_path: Path, free_port: int) -> None:
     program = write_stand_in(tmp_path / "server", PATCHED_HELP)
     with serving(program, files("ids"), free_port, options=["--open"]) as run:
         run.until("this llama-server has no web page; `mtp-gguf build-server` builds one")
