@@ -115,7 +115,8 @@ def test_options_of_several_gpus_are_passed_on(patched: Path, files: Files) -> N
     assert given in " ".join(words)
 
 
-def test_what_a_server_lacks_is_said_in_one_line(, patched: Path, stock: Path, files: Files, older: Path
+def test_what_a_server_lacks_is_said_in_one_line(
+    patched: Path, stock: Path, files: Files, older: Path
 ) -> None:
     text = (
         "a depth chosen by cost, no drafts from the text, no lookup files, no conversations on "
@@ -196,7 +197,8 @@ def test_lookup_files_are_indexed_for_the_server(
     assert "found none" in refusal(patched, model, "--lookup-file", empty)
 
 
-def test_a_server_chooses_how_deep_where_it_can(, patched: Path, stock: Path, files: Files, older: Path
+def test_a_server_chooses_how_deep_where_it_can(
+    patched: Path, stock: Path, files: Files, older: Path
 ) -> None:
     model = files("plain")
     for server in (older, stock):
@@ -409,7 +411,7 @@ def test_a_head_beside_the_model_is_found(
     assert printed(patched, model, "--head", other)[-2:] == ["-md", str(other)]
 
 
-def test_a_head_that_shares_its_trunks_tensors(,
+def test_a_head_that_shares_its_trunks_tensors(
     stock: Path,
     patched: Path,
     files: Files,
