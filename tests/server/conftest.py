@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mtp_gguf.server.find import VARIABLE
-from support.models import Files, Models
+from support.models import DEMO, Files, Models
 from support.real_server import Server
 
 _SIZE = {"demo": "2048"}  # of the draft vocabulary; 256 for the others
@@ -35,6 +37,18 @@ def files(models: Models) -> Files:
         return models.convert(spec, *options)
 
     return file
+
+
+@pytest.fixture(scope="session")
+def templated(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes the demo model with another chat template."""
+
+    def make(template: str) -> Path:
+        folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("template") / "demo")
+        (folder / "chat_template.jinja").write_text(template)
+        return models.gguf(folder, "F32", "F32")
+
+    return make
 
 
 @pytest.fixture(scope="session")

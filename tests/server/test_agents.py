@@ -8,8 +8,7 @@ that are left, so that an agent calls one after the other.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from support.commands import run_python
-from support.models import DEMO, Models
 from support.real_server import Server, post
 from support.tools import TEMPLATE
 
@@ -208,10 +206,8 @@ PROGRAMS = {
 
 
 @pytest.fixture(scope="module")
-def model(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("agents") / "demo")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    return models.gguf(folder, "F32", "F32")
+def model(templated: Callable[[str], Path]) -> Path:
+    return templated(TEMPLATE.read_text())
 
 
 @pytest.fixture(scope="module")

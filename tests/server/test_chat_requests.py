@@ -6,8 +6,7 @@ docs/server.md lists what differs, with reasons.
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from support.client_requests import (
     tool,
     tools,
 )
-from support.models import DEMO, Models
 from support.real_server import Server, post
 from support.same_answers import (
     EVERYWHERE,
@@ -50,11 +48,9 @@ NO_FORMAT = "a required call, if the chat template has no format for calls"
 
 
 @pytest.fixture(scope="module")
-def strict(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def strict(templated: Callable[[str], Path]) -> Path:
     """The demo model with the template."""
-    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("strict") / "demo")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    return models.gguf(folder, "F32", "F32")
+    return templated(TEMPLATE.read_text())
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,9 @@ from support.sidecars import write_sidecar
 from support.stand_in_server import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
 from support.tiny_llama import write_tiny_llama
 
+Copied = Callable[[str], Path]
+Limit = Callable[[int | None], None]
+
 
 @pytest.fixture
 def stock(tmp_path: Path) -> Path:
@@ -48,7 +51,7 @@ def patched(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
     """Sets the threads that a limited process computes with; the tests run without a limit."""
 
     def to(threads: int | None) -> None:
@@ -66,7 +69,7 @@ def older(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def copied(files: Files, tmp_path: Path) -> Callable[[str], Path]:
+def copied(files: Files, tmp_path: Path) -> Copied:
     """Copies the file of a layout to a folder that has nothing else but servers."""
     return lambda layout: Path(shutil.copy(files(layout), tmp_path / "model.gguf"))
 
@@ -151,7 +154,7 @@ def test_shared_conversations(patched: Path, stock: Path, files: Files) -> None:
     assert "--share-sessions" not in printed(stock, files("plain"), "--share-sessions")
 
 
-def test_drafts_from_the_text(patched: Path, stock: Path, copied: Callable[[str], Path]) -> None:
+def test_drafts_from_the_text(patched: Path, stock: Path, copied: Copied) -> None:
     """With a head, without one, and where a profile says that the head does not pay."""
     model = copied("plain")
     assert "draft-mtp,lookup" in printed(patched, model, "--lookup")
@@ -249,10 +252,7 @@ def test_the_usual_options_of_llama_server(patched: Path, files: Files) -> None:
 
 
 def test_a_limited_process_says_how_many_threads(
-    limit: Callable[[int | None], None],
-    patched: Path,
-    files: Files,
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Limit, patched: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama-server itself counts the cores of the machine."""
     model = files("plain")
@@ -292,7 +292,7 @@ def test_without_a_word_the_depth_goes_by_size(
 
 
 def test_a_profile_is_followed_where_the_user_says_nothing(
-    patched: Path, stock: Path, copied: Callable[[str], Path]
+    patched: Path, stock: Path, copied: Copied
 ) -> None:
     model = copied("ids")
     tune(model, DraftSettings(3, 128, "snapshot", 1), patched)
@@ -333,7 +333,7 @@ def test_the_type_of_the_head_is_measured(
     assert (f"--spec-draft-head-type {chosen}" in result.stdout) is (chosen is not None)
 
 
-def test_a_profile_can_say_not_to_draft(patched: Path, copied: Callable[[str], Path]) -> None:
+def test_a_profile_can_say_not_to_draft(patched: Path, copied: Copied) -> None:
     model = copied("ids")
     tune(model, DraftSettings(0), patched)
     result = serve(patched, model)
@@ -347,7 +347,7 @@ def test_a_profile_can_say_not_to_draft(patched: Path, copied: Callable[[str], P
 
 
 def test_a_profile_of_another_file_is_ignored_aloud(
-    patched: Path, files: Files, copied: Callable[[str], Path]
+    patched: Path, files: Files, copied: Copied
 ) -> None:
     model = copied("ids")
     tune(model, DraftSettings(3), patched)
@@ -359,7 +359,7 @@ def test_a_profile_of_another_file_is_ignored_aloud(
 
 @pytest.mark.skipif(not has_kernels(), reason="this processor does not run the patched kernels")
 def test_a_profile_of_other_kernels_is_ignored_aloud(
-    patched: Path, stock: Path, copied: Callable[[str], Path]
+    patched: Path, stock: Path, copied: Copied
 ) -> None:
     """On stock kernels drafting may not pay where it does on those of patches/."""
     model = copied("ids")
@@ -395,7 +395,7 @@ def test_a_server_from_before_mtp_is_refused(tmp_path: Path, files: Files) -> No
 
 
 def test_a_head_beside_the_model_is_found(
-    patched: Path, files: Files, tmp_path: Path, copied: Callable[[str], Path]
+    patched: Path, files: Files, tmp_path: Path, copied: Copied
 ) -> None:
     model = copied("base")
     assert "-md" not in printed(patched, model)
@@ -412,11 +412,7 @@ def test_a_head_beside_the_model_is_found(
 
 
 def test_a_head_that_shares_its_trunks_tensors(
-    stock: Path,
-    patched: Path,
-    files: Files,
-    tmp_path: Path,
-    copied: Callable[[str], Path],
+    stock: Path, patched: Path, files: Files, tmp_path: Path, copied: Copied
 ) -> None:
     """Only the head of our own library takes them; llama.cpp's steps need a whole file."""
     model = copied("base")
@@ -434,7 +430,7 @@ def test_a_head_that_shares_its_trunks_tensors(
 
 
 def test_a_stock_server_cannot_take_a_short_sidecar(
-    stock: Path, files: Files, tmp_path: Path, copied: Callable[[str], Path]
+    stock: Path, files: Files, tmp_path: Path, copied: Copied
 ) -> None:
     model = copied("base")
     shutil.copy(files("sidecar"), tmp_path / "mtp-model.gguf")
@@ -443,7 +439,7 @@ def test_a_stock_server_cannot_take_a_short_sidecar(
 
 
 def test_files_beside_that_do_not_fit_are_left_alone(
-    patched: Path, files: Files, tmp_path: Path, copied: Callable[[str], Path]
+    patched: Path, files: Files, tmp_path: Path, copied: Copied
 ) -> None:
     model = copied("base")
     (tmp_path / "mtp-broken.gguf").write_bytes(b"GGUF")

@@ -33,6 +33,9 @@ BODIES = [
     ("/v1/responses", '{"input": %s}'),
     ("/tokenize", '{"content": %s}'),
     ("/apply-template", '{"messages": %s}'),
+    ("/detokenize", '{"tokens": %s}'),
+    ("/infill", '{"input_extra": %s}'),
+    ("/lora-adapters", '{"scale": %s}'),
 ]
 # The text of a message, which is JSON of its own.
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": LISTS}}

@@ -14,6 +14,7 @@ from support.models import Dial, Files
 from support.native_trunk import opened_session
 from support.real_server import (
     DEPTH,
+    LEAST_ACCEPTED,
     PROMPTS,
     STEPS,
     TEXTS,
@@ -65,9 +66,13 @@ def test_both_drivers_draft_alike(
         seen.append((tokens_of(results), [*map(counts, results)], drafted(client.log())))
     (texts, found, one_graph), (want_texts, want, steps) = seen
     assert texts == want_texts
+    if not layers:
+        plain = server.answers(model, TEXTS, options=["--no-draft"])
+        assert texts == tokens_of(plain)
+    offered, accepted = map(sum, zip(*found, strict=True))
+    assert accepted > LEAST_ACCEPTED * offered
     if layers or layout == "ids":  # llama.cpp's own driver has no list that follows the text
-        accepted, want_accepted = (sum(of for _, of in pairs) for pairs in (found, want))
-        assert accepted == pytest.approx(want_accepted, rel=0.05)
+        assert accepted == pytest.approx(sum(right for _, right in want), rel=0.05)
     else:
         assert found == want
     assert len(one_graph) > len(TEXTS) * TOKENS / 2
@@ -83,10 +88,8 @@ def test_text_and_acceptance_are_the_cpus(
 ) -> None:
     """Of a trunk whose choices have no near ties, and a head that is often right."""
     device = places.require_gpu()
-    model, cycle = (
-        in_layout(files, layout, dial.checkpoint(shape), tmp_path),
-        dial.successors(shape),
-    )
+    model = in_layout(files, layout, dial.checkpoint(shape), tmp_path)
+    cycle = dial.successors(shape)
     found: list[list[tuple[list[int], tuple[int, int]]]] = []
     for layers, place in ((0, "CPU"), (places.ALL, device)):
         options = (*OPTIONS, "-ngl", layers)
@@ -216,15 +219,18 @@ def test_a_cached_prompt_brings_its_head_along(server: Server, files: Files) -> 
 def test_slots_share_the_graph_and_draft_as_alone(slots: int, server: Server, files: Files) -> None:
     """The same texts, as far as no near tie is in them, and the same acceptance as one slot has.
 
-    With a list that does not follow the texts, which all slots would share.
+    With a list that does not follow the texts, which all slots would share. Each prompt comes
+    three times, so that slots have it already.
     """
     asked = (files("table", "demo"), TEXTS)
     plain = server.answers(*asked, options=["--no-draft"], n_predict=48, n_probs=2)
     alone = server.answers(*asked, options=OPTIONS, n_predict=48)
     passed = ("--parallel", slots)
     with server.running(asked[0], *passed, options=OPTIONS, verbose=True) as client:
-        together = at_once(client, TEXTS, slots, n_predict=48)
-    check_beginnings([certain(result) for result in plain], together)
+        together = at_once(client, TEXTS * 3, slots, n_predict=48)
+    beginnings = [certain(result) for result in plain]
+    assert sum(map(len, beginnings)) > len(TEXTS) * TOKENS / 2  # there is something to compare
+    check_beginnings(beginnings * 3, together)
     offered, accepted = drafts_of(together)
     offered_alone, accepted_alone = drafts_of(alone)
     assert accepted / offered == pytest.approx(accepted_alone / offered_alone, rel=0.05)

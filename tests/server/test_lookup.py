@@ -20,13 +20,24 @@ WORDS = ("one two three four", "red green blue grey", "north east south west", "
 TEXTS = [f"{words} " * 12 for words in WORDS]  # the demo model goes on with the repetition
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("options", [(), ("--depth", 2), ("--no-draft",)])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("plain", ()),
+        ("plain", ("--depth", 2)),
+        ("plain", ("--no-draft",)),
+        ("base", ("--no-draft",)),
+    ],
+)
 def test_the_text_is_that_of_no_drafting(
-    options: tuple[Any, ...], server: Server, files: Files
+    layout: str, options: tuple[Any, ...], server: Server, files: Files
 ) -> None:
-    """With depth auto, a fixed depth, and without a head; and drafts are accepted."""
-    asked = (files("plain", "demo"), TEXTS)
+    """With depth auto, a fixed depth, and without a head; and drafts are accepted.
+
+    Recurrent states are rolled back, although nothing asks for that but the text.
+    """
+    asked = (files(layout, "demo"), TEXTS)
     want = tokens_of(server.answers(*asked, options=["--no-draft"], n_predict=60))
     results = server.answers(*asked, options=["--lookup", *options], n_predict=60)
     assert tokens_of(results) == want
@@ -90,15 +101,6 @@ def test_no_slot_sees_the_text_of_another(server: Server, files: Files) -> None:
             other = client.complete(prompt, n_predict=3, id_slot=slot)
             assert other["tokens"] == follows
             assert "draft_n" not in other["timings"]  # as of 400, which was in the first slot
-
-
-def test_a_file_without_a_head(server: Server, files: Files) -> None:
-    """Its recurrent state is rolled back, although nothing asks for that but the text."""
-    asked = (files("base", "demo"), TEXTS[:1])
-    want = server.answers(*asked, options=["--no-draft"], n_predict=60)
-    results = server.answers(*asked, options=["--no-draft", "--lookup"], n_predict=60)
-    assert tokens_of(results) == tokens_of(want)
-    assert drafts_of(results)[1] > 10
 
 
 def written_index(model: Path, folder: Path, *texts: str) -> Path:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 from mtp_gguf.native import MTPLlama
-from support.models import DEMO, Models
 from support.real_server import Server, chunks_of, opened, post
 from support.tools import OPEN_PATH
 
@@ -45,10 +43,8 @@ def turns(n: int, *, calls: bool = False) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def model(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("turns") / "demo")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    return models.gguf(folder, "F32", "F32")
+def model(templated: Callable[[str], Path]) -> Path:
+    return templated(TEMPLATE.read_text())
 
 
 @pytest.fixture(scope="module", params=[0, 3], ids="depth-{}".format)

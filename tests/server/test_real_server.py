@@ -19,19 +19,14 @@ from support.llama_libraries import answer, skip_where_stock_crashes, stock_libr
 from support.models import Files
 from support.real_server import (
     DEPTH,
-    LEAST_ACCEPTED,
     LISTED,
     PROMPTS,
-    TEXTS,
     TOKENS,
     VOCABULARY,
     Server,
     at_once,
-    certain,
-    check_beginnings,
     check_two_machines,
     drafted,
-    drafts_of,
     in_layout,
     listed_ids,
     refusal,
@@ -82,20 +77,6 @@ def test_drafting_uses_the_list_and_leaves_the_text_alone(
         assert max(tokens) >= LISTED
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])
-def test_a_trained_head_is_often_right(
-    layout: str, server: Server, files: Files, tmp_path: Path
-) -> None:
-    """Accepted drafts, too, give the text of a server that does not draft."""
-    model = in_layout(files, layout, "demo", tmp_path)
-    want = tokens_of(server.answers(model, TEXTS, options=["--no-draft"]))
-    results = server.answers(model, TEXTS, options=DRAFTING)
-    assert tokens_of(results) == want
-    offered, accepted = drafts_of(results)
-    assert accepted > LEAST_ACCEPTED * offered
-
-
 def test_the_trunks_probabilities_are_those_of_a_file_without_a_list(
     server: Server, files: Files
 ) -> None:
@@ -108,18 +89,6 @@ def test_the_trunks_probabilities_are_those_of_a_file_without_a_list(
         found.append([result["completion_probabilities"] for result in results])
         assert len(drafted(client.log())) > len(PROMPTS) * TOKENS / 2
     assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("layout", ["ids", "table"])
-def test_four_slots_at_once_with_prompts_used_again(
-    layout: str, server: Server, files: Files
-) -> None:
-    model = files(layout, "demo")
-    plain = server.answers(model, TEXTS, options=["--no-draft"], n_probs=2)
-    want = [certain(result) for result in plain]
-    assert sum(map(len, want)) > len(TEXTS) * TOKENS / 2  # there is something to compare
-    check_beginnings(want * 3, server.answers(model, TEXTS * 3, options=DRAFTING, slots=4))
 
 
 def test_a_checkpoint_of_another_prompt_is_not_restored(server: Server, files: Files) -> None:

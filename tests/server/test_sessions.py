@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import random
 import shutil
@@ -16,7 +15,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
@@ -32,6 +30,9 @@ pytestmark = pytest.mark.server
 
 MORE = [11, 12, 13]
 ONE_SLOT = ("--parallel", 1)
+Saved = tuple[Path, Any]
+WRITTEN = ".server-1.part"  # by another server
+EPSILON = "qwen35.attention.layer_norm_rms_epsilon"
 
 
 def keeping(
@@ -64,7 +65,7 @@ def sessions(folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-def saved(server: Server, files: Files, tmp_path: Path) -> tuple[Path, Any]:
+def saved(server: Server, files: Files, tmp_path: Path) -> Saved:
     """A folder with the conversations of a server that has ended, and the first one's answer."""
     folder = tmp_path / "sessions"
     with keeping(server, files, folder) as client:
@@ -75,7 +76,7 @@ def saved(server: Server, files: Files, tmp_path: Path) -> tuple[Path, Any]:
 
 
 def test_a_restarted_server_goes_on_as_if_nothing_had_happened(
-    server: Server, files: Files, saved: tuple[Path, Any]
+    server: Server, files: Files, saved: Saved
 ) -> None:
     folder, answer = saved
     with keeping(server, files, None) as client:
@@ -125,9 +126,7 @@ def test_every_kind_of_memory_goes_on(
 
 
 @pytest.mark.thorough
-def test_the_longest_beginning_is_taken(
-    server: Server, files: Files, saved: tuple[Path, Any]
-) -> None:
+def test_the_longest_beginning_is_taken(server: Server, files: Files, saved: Saved) -> None:
     """From a file, though another one, or the slot, has a shorter one and nothing else."""
     folder, answer = saved
     longer = [*PROMPT, *answer, *OTHER]
@@ -161,7 +160,7 @@ def test_conversations_with_the_same_beginning_alternate(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("place", [10, 40, -1, None], ids=["prefix", "json", "state", "cut"])
 def test_a_damaged_session_is_not_used(
-    server: Server, files: Files, saved: tuple[Path, Any], place: int | None
+    server: Server, files: Files, saved: Saved, place: int | None
 ) -> None:
     folder, answer = saved
     for path in sessions(folder):
@@ -179,36 +178,7 @@ def test_a_damaged_session_is_not_used(
 
 
 @pytest.mark.thorough
-def test_sessions_of_another_model_or_cache_are_not_used(
-    server: Server, files: Files, saved: tuple[Path, Any]
-) -> None:
-    folder, answer = saved
-    kept = sessions(folder)
-    epsilon = ("--override-kv", "qwen35.attention.layer_norm_rms_epsilon=float:0.3")
-    for model, passed in (
-        ("table", ()),
-        ("ids", ("--cache-type-k", "q8_0")),
-        ("ids", epsilon),
-    ):
-        with kept_by(server, files(model), folder, *passed) as client:
-            assert reused(client.complete([*PROMPT, *answer, *MORE])) == 0
-    assert set(kept) < set(sessions(folder))
-
-
-def lasting_files(process: psutil.Process) -> set[int]:
-    """The descriptors that a server keeps open: it has no connection, and they stay the same."""
-    before: set[int] = set()
-    while True:
-        idle = all(one.status == psutil.CONN_LISTEN for one in process.net_connections())
-        now = {int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")}
-        if idle and now == before:
-            return now
-        before = now
-        time.sleep(1)
-
-
-@pytest.mark.thorough
-def test_strange_files_are_read_once(server: Server, files: Files, saved: tuple[Path, Any]) -> None:
+def test_strange_files_are_read_once(server: Server, files: Files, saved: Saved) -> None:
     """Foreign, damaged, of another program or model: at the start, and when they appear."""
     folder, answer = saved
     good = {check_session(path).n_tokens: path.read_bytes() for path in sessions(folder)}
@@ -256,28 +226,8 @@ def test_strange_files_are_read_once(server: Server, files: Files, saved: tuple[
 
 
 @pytest.mark.thorough
-def test_a_file_that_could_not_be_read_for_a_while(
-    server: Server, files: Files, saved: tuple[Path, Any]
-) -> None:
-    """Without a free descriptor, the prompt is read; the file is no worse for it."""
-    folder, answer = saved
-    with keeping(server, files, folder) as client:
-        (process,) = client.processes()
-        used = lasting_files(process)
-        _, second = itertools.islice((fd for fd in itertools.count() if fd not in used), 2)
-        before = process.rlimit(psutil.RLIMIT_NOFILE)
-        process.rlimit(psutil.RLIMIT_NOFILE, (second, before[1]))  # one is left: the request's
-        assert reused(client.complete([*PROMPT, *answer, *MORE], n_predict=2)) == 0
-        process.rlimit(psutil.RLIMIT_NOFILE, before)
-        client.complete([3, *OTHER], n_predict=2)
-        time.sleep(1.2)
-        longer = [*PROMPT, *answer, 1, 2, 3]
-        assert reused(client.complete(longer, n_predict=2)) >= len(PROMPT)
-
-
-@pytest.mark.thorough
 def test_a_file_that_is_out_of_reach_is_tried_again(
-    server: Server, files: Files, saved: tuple[Path, Any], tmp_path: Path
+    server: Server, files: Files, saved: Saved, tmp_path: Path
 ) -> None:
     """Soon, though neither its name nor the folder changes: it is not taken for a damaged one."""
     folder, answer = saved
@@ -307,19 +257,22 @@ def test_sessions_of_other_parameters_are_not_used(
     assert asked() == 0
     assert asked("--threads", 1, "--ubatch-size", 64, "--no-perf") > 0
     assert "type_k: f16" in succeed("doctor", sessions(folder)[0])
-    for passed in (("--repack",), ("--rope-freq-base", 5e5), ("--flash-attn", "off")):
+    n_files = len(sessions(folder))
+    for passed in (
+        *(("--repack",), ("--rope-freq-base", 5e5), ("--flash-attn", "off")),
+        *(("--cache-type-k", "q8_0"), ("--override-kv", f"{EPSILON}=float:0.3")),
+    ):
         copied = shutil.copytree(folder, tmp_path / passed[0])
         with kept_by(server, model, copied, *passed) as client:
             assert reused(client.complete([*PROMPT, *MORE])) == 0, passed
+        assert len(sessions(copied)) > n_files  # those of others stay
     data = bytearray(last.read_bytes())
     data[-1] ^= 1
     last.write_bytes(data)
     assert asked() == 0
 
 
-def test_the_least_recently_used_go_first(
-    server: Server, files: Files, saved: tuple[Path, Any]
-) -> None:
+def test_the_least_recently_used_go_first(server: Server, files: Files, saved: Saved) -> None:
     folder, _ = saved
     oldest, newest = sorted(sessions(folder), key=lambda path: check_session(path).n_tokens)
     os.utime(oldest, (1, 1))
@@ -333,44 +286,38 @@ def test_the_least_recently_used_go_first(
     assert sum(path.stat().st_size for path in sessions(folder)) <= limit
 
 
-def test_unfinished_files_count(server: Server, files: Files, saved: tuple[Path, Any]) -> None:
+def serve_six(server: Server, files: Files, folder: Path, n_mib: int) -> None:
+    """Answer six prompts that are kept, with so much room, while another server writes a file."""
+    options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
+    with (folder / WRITTEN).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as its server does
+        prompts = [[first, *PROMPT] for first in range(20, 26)]
+        server.answers(files("ids"), prompts, *ONE_SLOT, options=options)
+
+
+def test_unfinished_files_count(server: Server, files: Files, saved: Saved) -> None:
     """One that another server writes takes a part of the size; one whose server is dead goes."""
     folder, _ = saved
     largest = max(path.stat().st_size for path in sessions(folder))
-    written, left_over = folder / ".server-1.part", folder / ".server-2.part"
     # A server keeps what is younger than a second, which may get its lock yet.
     old = time.time() - 60
-    for path in (written, left_over):
-        path.write_bytes(bytes(2 * largest))
-        os.utime(path, (old, old))
+    for name in (WRITTEN, ".server-2.part"):
+        (folder / name).write_bytes(bytes(2 * largest))
+        os.utime(folder / name, (old, old))
     n_mib = 4 * largest // 2**20 + 1
-    options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
-    with written.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # as its server does
-        with server.running(files("ids"), *ONE_SLOT, options=options) as client:
-            for first in range(20, 26):
-                client.complete([first, *PROMPT])
-    assert written.exists()
-    assert not left_over.exists()
+    serve_six(server, files, folder, n_mib)
+    assert [path.name for path in folder.glob("*.part")] == [WRITTEN]
     assert sum(path.stat().st_size for path in folder.iterdir()) <= n_mib << 20
     assert sessions(folder)
 
 
 @pytest.mark.thorough
-def test_no_room_beside_unfinished_files(
-    server: Server, files: Files, saved: tuple[Path, Any]
-) -> None:
+def test_no_room_beside_unfinished_files(server: Server, files: Files, saved: Saved) -> None:
     folder, _ = saved
     n_mib = max(path.stat().st_size for path in sessions(folder)) // 2**20 + 1
-    written = folder / ".server-1.part"
-    written.write_bytes(bytes(n_mib << 20))
-    options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
-    with written.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with server.running(files("ids"), *ONE_SLOT, options=options) as client:
-            for first in range(20, 26):
-                client.complete([first, *PROMPT])
-    assert [path.name for path in folder.iterdir()] == [written.name]
+    (folder / WRITTEN).write_bytes(bytes(n_mib << 20))
+    serve_six(server, files, folder, n_mib)
+    assert [path.name for path in folder.iterdir()] == [WRITTEN]
 
 
 def talk(client: Client, texts: list[list[int]], clients: int) -> list[int]:
@@ -407,18 +354,6 @@ def test_many_conversations_over_few_slots(
             assert min(counts) > 0
         assert len(sessions(folder)) == conversations
     assert begun == expected
-
-
-def test_a_killed_server_leaves_whole_files(server: Server, files: Files, tmp_path: Path) -> None:
-    folder = tmp_path / "sessions"
-    with server.started(files("ids"), *ONE_SLOT, options=("--session-dir", folder)) as client:
-        client.complete(PROMPT)
-        client.complete(OTHER)  # has the first one written
-        client.kill()
-    for path in sessions(folder):
-        check_session(path)
-    with keeping(server, files, folder) as client:
-        assert client.complete(OTHER)["tokens"]
 
 
 def tokens_in(folder: Path) -> list[int]:
@@ -541,7 +476,7 @@ def test_forged_states_of_a_drafter_do_no_harm(
             assert client.complete(text)["tokens"] == expected
 
 
-def test_doctor_reports_on_them(saved: tuple[Path, Any]) -> None:
+def test_doctor_reports_on_them(saved: Saved) -> None:
     path = sessions(saved[0])[0]
     assert "program: llama-server" in succeed("doctor", path)
     with pytest.raises(FormatError, match="found one of llama-server"):

@@ -1,4 +1,4 @@
-"""Tool calls of a real client against a real server with our patches: drafting changes none.
+"""A real client against a real server with our patches: drafting changes no call and no answer.
 
 The demo model has never seen a tool. llama-server's grammar lets it talk for as long as it likes
 before a call, `tool_choice="required"` or not, and holds it to the call's form from its first token
@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from support.models import Files
 from support.real_server import DEPTH, Server, post
+from support.schemas import check
 from support.tools import OPEN_PATH, SET_FLAGS, TEMPLATE
 
 openai = pytest.importorskip("openai")
@@ -33,19 +34,10 @@ class Ticket(BaseModel):
 
 
 def check_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> None:
-    """A call of one of the tools above, its arguments JSON of that one's schema."""
-    assert name in [entry["function"]["name"] for entry in tools]
-    values = json.loads(arguments)
-    if name == "open_path":
-        assert values.keys() == {"place", "write"}
-        assert values["place"].keys() == {"kind", "hidden"}
-        assert values["place"]["kind"] in ("file", "folder")
-        assert isinstance(values["place"]["hidden"], bool)
-        assert isinstance(values["write"], bool)
-    else:
-        assert values.keys() == {"flags"}
-        assert set(values["flags"]) <= {"r", "w"}
-        assert 2 <= len(values["flags"]) <= 3
+    """A call of one of the tools, its arguments JSON of that one's schema and no others."""
+    (schema,) = [t["function"]["parameters"] for t in tools if t["function"]["name"] == name]
+    check(arguments, schema)
+    assert json.loads(arguments).keys() == schema["properties"].keys()
 
 
 class Caller:
@@ -148,6 +140,23 @@ def conversation(caller: Caller) -> list[Any]:
     return [*seen, text.content]
 
 
+QUESTIONS = ["What does os.path.join do?", "Write a function that adds two numbers.", "Hello!"]
+
+
+def chats(caller: Caller) -> list[Any]:
+    """Answers to chats, streamed or not."""
+    seen: list[Any] = []
+    for question in QUESTIONS:
+        asked = [{"role": "user", "content": question}]
+        whole = caller.ask(asked).choices[0].message.content
+        parts = [chunk.choices for chunk in caller.ask(asked, stream=True)]
+        assert whole == "".join(c.delta.content or "" for choices in parts for c in choices)
+        seen.append(whole)
+    with pytest.raises(openai.BadRequestError):
+        caller.ask(asked, response_format={"type": "no such format"})
+    return seen
+
+
 def other_answers(caller: Caller) -> list[Any]:
     """A function by name, several calls at once, structured output, and the Responses API."""
     question = [{"role": "user", "content": "Open the path."}]
@@ -169,8 +178,8 @@ def test_a_client_gets_the_tool_calls_that_it_gets_without_drafting(
 ) -> None:
     model = files("ids", "demo")
     with calling(server, model, ["--no-draft"]) as caller:
-        want = conversation(caller), other_answers(caller)
+        want = conversation(caller), other_answers(caller), chats(caller)
         assert caller.drafted == 0
     with calling(server, model, ["--spec-draft-n-max", DEPTH]) as caller:
-        assert (conversation(caller), other_answers(caller)) == want
+        assert (conversation(caller), other_answers(caller), chats(caller)) == want
         assert caller.drafted > 8

@@ -13,15 +13,29 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def called(*calls: Any) -> list[Any]:
     """A conversation in which an assistant has called functions."""
-    return [USER, {"role": "assistant", "content": None, "tool_calls": [*calls]}, RESULT]
+    return [USER, said(content=None, tool_calls=[*calls]), RESULT]
 
 
 def call(**function: Any) -> dict[str, Any]:
     return {"id": "1", "type": "function", "function": {"name": "f", **function}}
 
 
+def said(**message: Any) -> dict[str, Any]:
+    return {"role": "assistant", **message}
+
+
+def talk(**message: Any) -> list[Any]:
+    """A conversation with an answer in its middle."""
+    return [USER, said(**message), USER]
+
+
 def user(content: Any) -> list[Any]:
     return [{"role": "user", "content": content}]
+
+
+def text(content: Any) -> dict[str, Any]:
+    """A part of a message."""
+    return {"type": "text", "text": content}
 
 
 def tools(*given: Any, **more: Any) -> dict[str, Any]:
@@ -37,18 +51,18 @@ VALID: dict[str, Any] = {
     "a question": [USER],
     "a system message": [SYSTEM, USER],
     "a developer": [{"role": "developer", "content": "Be brief."}, USER],
-    "an answer": [USER, {"role": "assistant", "content": "ja"}, USER],
-    "an answer without content": [USER, {"role": "assistant"}, USER],
-    "an answer of null": [USER, {"role": "assistant", "content": None}, USER],
+    "an answer": talk(content="ja"),
+    "an answer without content": talk(),
+    "an answer of null": talk(content=None),
     "a question without content": [{"role": "user"}],
     "a question of null": user(None),
-    "a text part": user([{"type": "text", "text": "hi"}]),
-    "two text parts": user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
+    "a text part": user([text("hi")]),
+    "two text parts": user([text("a"), text("b")]),
     "no parts": user([]),
     "a name": [{**USER, "name": "Ada"}],
     "a name of null": [{**USER, "name": None}],
-    "calls of null": [USER, {"role": "assistant", "content": "x", "tool_calls": None}, USER],
-    "no calls": [USER, {"role": "assistant", "content": "x", "tool_calls": []}, USER],
+    "calls of null": talk(content="x", tool_calls=None),
+    "no calls": talk(content="x", tool_calls=[]),
     "arguments as text": called(call(arguments='{"a": "x", "b": [1, {"c": null}]}')),
     "arguments as an object": called(call(arguments={"a": "x"})),
     "arguments that are empty": called(call(arguments="")),
@@ -61,15 +75,8 @@ VALID: dict[str, Any] = {
     "a result with a name": [*called(call())[:-1], {**RESULT, "name": "f"}],
     "a result without id": [*called(call())[:-1], {"role": "tool", "content": "4"}],
     "a result of null": [*called(call())[:-1], {**RESULT, "content": None}],
-    "a result in parts": [
-        *called(call())[:-1],
-        {**RESULT, "content": [{"type": "text", "text": "4"}]},
-    ],
-    "thoughts of before": [
-        USER,
-        {"role": "assistant", "content": "x", "reasoning_content": "y"},
-        USER,
-    ],
+    "a result in parts": [*called(call())[:-1], {**RESULT, "content": [text("4")]}],
+    "thoughts of before": talk(content="x", reasoning_content="y"),
     "tools of null": {"messages": [USER], "tools": None},
     "no tools": tools(),
     "a tool": tools(TOOL),
@@ -82,7 +89,7 @@ VALID: dict[str, Any] = {
     "a tool without type": tools({"function": {"name": "f"}}),
 }
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-TALK = [SYSTEM, USER, {"role": "assistant", "content": "ja"}, USER]
+TALK = [SYSTEM, *talk(content="ja")]
 # Options beside a conversation, which both programs read alike.
 OPTIONS: dict[str, dict[str, Any]] = {
     **{f"{n} tokens": {"max_tokens": n} for n in (1, 2, 9, 33)},
@@ -213,45 +220,35 @@ TEXTS = {
     "escapes": "\\n\\u0041\"'",
     "300 words": "word " * 300,
 }
-VALID |= {f"a text with {name}": user(text) for name, text in TEXTS.items()}
+VALID |= {f"a text with {name}": user(content) for name, content in TEXTS.items()}
 VALID |= {
     "two system messages": [USER, USER],
-    "many turns": [USER, {"role": "assistant", "content": "a"}] * 60 + [USER],
+    "many turns": [USER, said(content="a")] * 60 + [USER],
     "200 questions": [USER] * 200,
-    "an answer to continue": [USER, {"role": "assistant", "content": "def"}],
+    "an answer to continue": [USER, said(content="def")],
     **{
         f"an answer to continue, {given}": {
-            "messages": [USER, {"role": "assistant", "content": "def"}],
+            "messages": [USER, said(content="def")],
             "continue_final_message": given,
             "add_generation_prompt": False,
         }
         for given in (True, "content")
     },
-    "an empty answer to continue": [USER, {"role": "assistant", "content": ""}],
-    "a refusal": [USER, {"role": "assistant", "content": None, "refusal": "no"}, USER],
-    "a refusal in parts": [
-        USER,
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
-        USER,
-    ],
+    "an empty answer to continue": [USER, said(content="")],
+    "a refusal": talk(content=None, refusal="no"),
+    "a refusal in parts": talk(content=[{"type": "refusal", "refusal": "no"}]),
     "unknown keys of a message": [{**USER, "foo": [1], "cache_control": {}}],
-    "unknown keys of a part": user([{"type": "text", "text": "a", "cache_control": {}}]),
+    "unknown keys of a part": user([{**text("a"), "cache_control": {}}]),
     "an empty name": [{**USER, "name": ""}],
-    "a system message in parts": [
-        {"role": "system", "content": [{"type": "text", "text": "Be"}] * 2},
-        USER,
-    ],
+    "a system message in parts": [{"role": "system", "content": [text("Be")] * 2}, USER],
     "an empty system message": [{"role": "system", "content": ""}, USER],
-    "a text beside calls": [
-        USER,
-        {"role": "assistant", "content": "text", "tool_calls": [call(arguments="{}")]},
-        RESULT,
-    ],
-    "thinking beside calls": [
-        USER,
-        {"role": "assistant", "reasoning_content": "r", "tool_calls": [call(arguments="{}")]},
-        RESULT,
-    ],
+    **{
+        f"{name} beside calls": [USER, said(**more, tool_calls=[call(arguments="{}")]), RESULT]
+        for name, more in {
+            "a text": {"content": "text"},
+            "thinking": {"reasoning_content": "r"},
+        }.items()
+    },
     "a result without a call": [USER, RESULT],
     "a call with an id of null": called({"id": None, "function": {"name": "f"}}),
     **{
@@ -287,7 +284,7 @@ _BROKEN: dict[str, dict[str, Any]] = {
     },
     "messages[0].content: expected text or a list of parts": {
         "a content that is a number": user(5),
-        "a content that is an object": user({"type": "text", "text": "hi"}),
+        "a content that is an object": user(text("hi")),
     },
     "messages[0].content[0]: expected a part of type text": {
         "a part that is a text": user(["hi"]),
@@ -301,16 +298,14 @@ _BROKEN: dict[str, dict[str, Any]] = {
         )
     },
     "messages[0].content[1]: expected a part of type text": {
-        "a part of unknown type": user(
-            [{"type": "text", "text": "a"}, {"type": "smell", "smell": "b"}]
-        ),
+        "a part of unknown type": user([text("a"), {"type": "smell", "smell": "b"}]),
     },
     "messages[0].content[0].text: expected text": {
-        "a text part of null": user([{"type": "text", "text": None}]),
+        "a text part of null": user([text(None)]),
         "a text part without text": user([{"type": "text"}]),
     },
     "messages[1].tool_calls: expected a list of calls": {
-        "calls that are a text": [USER, {"role": "assistant", "tool_calls": "f()"}],
+        "calls that are a text": [USER, said(tool_calls="f()")],
     },
     "messages[1].tool_calls[0]: expected a function with a name": {
         "a call that is a text": called("f()"),
@@ -333,10 +328,10 @@ _BROKEN: dict[str, dict[str, Any]] = {
     },
     f"messages: {RENDERED}": {
         "no question": [SYSTEM],
-        "only an answer": [{"role": "assistant", "content": "x"}, RESULT],
+        "only an answer": [said(content="x"), RESULT],
     },
     f"messages[2]: {RENDERED}": {
-        "a late system message": [USER, {"role": "assistant", "content": "x"}, SYSTEM, USER],
+        "a late system message": [USER, said(content="x"), SYSTEM, USER],
     },
     f"messages[1]: {RENDERED}": {
         f"the role {role!r}": [USER, {"role": role, "content": "x"}, *rest]
