@@ -34,7 +34,6 @@ from mtp_gguf.server.build import TARGETS, cmake_options
 from mtp_gguf.server.patches import APPLIES, CONFLICTS, SUPERSEDED, Addition, apply, fit
 from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
 from support.commands import check_refusal, invoke, spawn
-from support.real_server import Server
 from support.serving import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +147,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_a_build_is_made_once_and_named(server: Server, machine: Machine) -> None:
+def test_a_build_is_made_once_and_named(machine: Machine) -> None:
     check_refusal(*failed(invoke("build-server", "--where")), "mtp-gguf build-server")
     result = machine.build("-j", 2)
     assert result.exit_code == 0, result.output

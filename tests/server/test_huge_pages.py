@@ -79,7 +79,7 @@ def test_a_system_without_them_is_named(
     ],
 )
 def test_the_weights_are_copied(
-    server: Server, system: Path, tmp_path: Path, files: Files, usage: str, words: list[str]
+    system: Path, tmp_path: Path, files: Files, usage: str, words: list[str]
 ) -> None:
     server = write_stand_in(tmp_path / "server", usage)
     command = ("serve", files("plain"), "--llama-server", server, "--print-command")
@@ -89,7 +89,7 @@ def test_the_weights_are_copied(
 
 
 def test_what_cannot_be_is_refused(
-    server: Server, system: Path, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+    system: Path, tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refusal(usage: str, *passed: str) -> str:
         server = write_stand_in(tmp_path / "server", usage)

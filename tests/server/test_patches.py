@@ -31,7 +31,6 @@ from mtp_gguf.server.upstream_source import (
     llama_cpp_source,
 )
 from support.commands import held
-from support.real_server import Server
 
 PATCHES = Path(__file__).parents[2] / "patches"
 FOLDERS = (PATCHES / "upstream", PATCHES)
@@ -211,9 +210,7 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.upstream
-def test_the_hunks_that_fail_on_another_llama_cpp_are_listed(
-    server: Server, tmp_path: Path
-) -> None:
+def test_the_hunks_that_fail_on_another_llama_cpp_are_listed(tmp_path: Path) -> None:
     patches = [patch.data.decode() for patch in read_patches()]
     names = {name for patch in patches for name in re.findall(r"^--- a/(.+)$", patch, re.MULTILINE)}
     for name in ["include/llama.h", *names]:

@@ -266,6 +266,13 @@ VALID |= {
     },
 }
 RENDERED = "expected what the model's chat template can render"
+BAD_PARTS: list[Any] = [
+    None,
+    [],
+    5,
+    {**text("a"), "type": None},
+    {**text("a"), "type": "input_text"},
+]
 # By what the sentence says before what was found.
 _BROKEN: dict[str, dict[str, Any]] = {
     "messages: expected a list of messages": {
@@ -291,11 +298,7 @@ _BROKEN: dict[str, dict[str, Any]] = {
         "a part without type": user([{"text": "hi"}]),
     },
     "messages[0].content[0]: expected a part": {
-        f"a part that is {part!r:.40}": user([part])
-        for part in (
-            *(None, [], 5, {"type": None, "text": "a"}),
-            {"type": "input_text", "text": "a"},
-        )
+        f"a part that is {part!r:.40}": user([part]) for part in BAD_PARTS
     },
     "messages[0].content[1]: expected a part of type text": {
         "a part of unknown type": user([text("a"), {"type": "smell", "smell": "b"}]),
