@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mtp_gguf.gguf_tools.depth_file import VARIABLE
 from support.models import Dial, Files
 from support.real_server import (
     PROMPTS,
@@ -129,3 +130,22 @@ def test_without_drafts_in_one_graph_there_is_a_sentence(
 def test_other_words_are_refused(value: str, server: Server, files: Files) -> None:
     said = refusal(server.program, "-m", files("plain"), "--spec-draft-n-max", value)
     assert "--spec-draft-n-max" in said
+
+
+def test_a_server_goes_on_as_the_last_one_ended(
+    server: Server, dial: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It remembers what it has learned, in a file that `serve` chooses."""
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = dial("tiny", hit=0.0)
+    drafts, texts = [], []
+    for depth in ("auto", "auto", "2"):
+        with server.running(model, options=("--depth", depth)) as client:
+            result = client.complete([5, 6, 7, 8], n_predict=120)
+        texts.append(result["tokens"])
+        drafts.append(result["timings"].get("draft_n", 0))
+    assert texts[0] == texts[1] == texts[2]
+    assert drafts[1] <= 2 < drafts[0]
+    files = list((tmp_path / "mtp-gguf" / "depth").iterdir())
+    assert [file.suffix for file in files] == [".depth"]  # a fixed depth learns nothing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +66,9 @@ def test_what_a_slot_has(dial: Dial, server: Server) -> None:
         assert (reason, shared) == ("new", len(last) + len(answer) - 1)
         assert miss(client, prompt, cache_prompt=False)[0] == "request"
     lines = [line for line in client.run.lines if "tokens of the prompt" in line]
-    assert [re.findall(r"reused (\d+) of (\d+)", line)[0] for line in lines[:3]] == [
-        ("0", "600"),
-        ("599", "600"),
-        ("500", "600"),
-    ]
-    assert len(lines) == 6
+    found = [re.findall(r"reused (\d+) of (\d+)", line)[0] for line in lines]
+    assert found[:3] == [("0", "600"), ("599", "600"), ("500", "600")]
+    assert len(found) == 6
 
 
 def test_a_recurrent_state(server: Server, files: Files) -> None:
@@ -91,24 +87,10 @@ def test_what_memory_and_slots_have(server: Server, files: Files) -> None:
             ("", 0),  # taken over from memory
             ("share", len(PROMPT)),
         }
-        begun, ends = threading.Event(), threading.Event()
         body = {"prompt": [9, *OTHER], "n_predict": 100_000, "ignore_eos": True, "stream": True}
-
-        def stream() -> None:
-            with opened(client.port, "/completion", body) as answer:
-                for _ in answer:
-                    begun.set()
-                    if ends.is_set():
-                        return
-
-        thread = threading.Thread(target=stream)
-        thread.start()
-        assert begun.wait(60)
-        try:
+        with opened(client.port, "/completion", body) as answer:
+            assert answer.readline()
             reason, shared, message = miss(client, [9, *OTHER, 1])
-        finally:
-            ends.set()
-            thread.join()
         assert (reason, shared) == ("busy", 1 + len(OTHER))
         assert re.search(r"slot [01] has more of it, but is busy", message)
     one = (*ONE_SLOT, "--cache-ram", 1)

@@ -15,20 +15,25 @@ pytestmark = pytest.mark.server
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("spec", "tokens"), [("dense-3v", 3), ("moe-fused", 8)])
+@pytest.mark.parametrize(
+    ("spec", "tokens", "seed", "steps"),
+    [
+        ("dense-3v", 3, 1, 250),
+        ("moe-fused", 8, 1, 250),
+        *(
+            pytest.param("dense-3v", tokens, 100 + i, 2500, marks=pytest.mark.slow)
+            for i, tokens in enumerate((1, 2, 3, 8))
+        ),
+    ],
+)
 def test_random_rollbacks_equal_a_context_that_never_drafts(
-    server: Server, files: Files, spec: str, tokens: int
+    server: Server, files: Files, spec: str, tokens: int, seed: int, steps: int
 ) -> None:
-    count = walk(server.program.parent, files("plain", spec), seed=1, steps=250, tokens=tokens)
+    """Ten thousand steps with -m slow."""
+    model = files("plain", spec)
+    count = walk(server.program.parent, model, seed=seed, steps=steps, tokens=tokens)
     assert min(count.values()) > 3
     assert count["rows"] > 500
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_ten_thousand_steps(server: Server, files: Files, seed: int) -> None:
-    tokens = (1, 2, 3, 8)[seed]
-    walk(server.program.parent, files("plain"), seed=100 + seed, steps=2500, tokens=tokens)
 
 
 @pytest.mark.sample(1)

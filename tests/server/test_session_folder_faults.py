@@ -9,6 +9,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,16 +64,22 @@ def saved(server: Server, files: Files, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], FailingFiles]:
+    """Has calls of servers fail in a folder, as a test says."""
+    return lambda folder: FailingFiles(folder, tmp_path, monkeypatch)
+
+
 @pytest.mark.thorough
 def test_strangers_cost_no_calls(
-    server: Server, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, files: Files, tmp_path: Path, failing: Callable[[Path], FailingFiles]
 ) -> None:
     """Each request writes a session; 4,000 other files are listed then, and not looked at."""
     folder, requests, strangers = tmp_path / "sessions", 20, 4000
     folder.mkdir()
     for n in range(strangers):
         (folder / f"stranger-{n}.session").write_bytes(b"x" * 300)
-    calls = FailingFiles(folder, tmp_path, monkeypatch)
+    calls = failing(folder)
     with serve(server, files, folder) as client:
         reused(client, [3, *OTHER])
         began, opens, stats = time.monotonic(), calls["opens"], calls["stats"]
@@ -88,15 +95,10 @@ def test_strangers_cost_no_calls(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["open", "read", "list"])
 def test_a_disk_that_fails_for_a_while(
-    server: Server,
-    files: Files,
-    saved: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
+    server: Server, files: Files, saved: Path, failing: Callable[[Path], FailingFiles], call: str
 ) -> None:
     """A good file is not taken for a damaged one, and is used once it can be read."""
-    calls = FailingFiles(saved, tmp_path, monkeypatch)
+    calls = failing(saved)
     calls[call] = errno.EMFILE if call == "open" else errno.EIO
     with serve(server, files, saved) as client:
         assert reused(client, [*PROMPT, 1]) == 0
@@ -115,12 +117,12 @@ def test_a_disk_that_fails_for_a_while(
 
 @pytest.mark.thorough
 def test_a_full_disk(
-    server: Server, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, files: Files, tmp_path: Path, failing: Callable[[Path], FailingFiles]
 ) -> None:
     """Answers go on, one line says so, nothing unfinished stays, and it writes again later."""
     folder = tmp_path / "sessions"
     folder.mkdir()
-    calls = FailingFiles(folder, tmp_path, monkeypatch)
+    calls = failing(folder)
     calls["write"] = errno.ENOSPC
     with serve(server, files, folder) as client:
         for n in range(3):

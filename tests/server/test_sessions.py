@@ -10,7 +10,6 @@ import struct
 import time
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,9 @@ EPSILON = "qwen35.attention.layer_norm_rms_epsilon"
 
 
 def keeping(
-    server: Server, files: Files, folder: Path | None, *passed: object
-) -> AbstractContextManager[Client]:
-    """A server with one slot, and a folder for its conversations."""
-    return kept_by(server, files("ids"), folder, *passed)
-
-
-def kept_by(
     server: Server, model: Path, folder: Path | None, *passed: object
 ) -> AbstractContextManager[Client]:
-    """As `keeping`, for another model."""
+    """A server with one slot, and a folder for its conversations."""
     kept = () if folder is None else ("--session-dir", folder)
     return server.running(model, *ONE_SLOT, *passed, options=("--depth", 2, *kept))
 
@@ -68,7 +60,7 @@ def sessions(folder: Path) -> list[Path]:
 def saved(server: Server, files: Files, tmp_path: Path) -> Saved:
     """A folder with the conversations of a server that has ended, and the first one's answer."""
     folder = tmp_path / "sessions"
-    with keeping(server, files, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         answer = client.complete(PROMPT)
         client.complete(OTHER)
     assert len(sessions(folder)) == 2
@@ -79,10 +71,10 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_happened(
     server: Server, files: Files, saved: Saved
 ) -> None:
     folder, answer = saved
-    with keeping(server, files, None) as client:
+    with keeping(server, files("ids"), None) as client:
         client.complete(PROMPT)
         expected = client.complete([*PROMPT, *answer, *MORE])
-    with keeping(server, files, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         found = client.complete([*PROMPT, *answer, *MORE])
         other = client.complete([*OTHER, *MORE])
     assert told(found) == told(expected)
@@ -111,12 +103,12 @@ def test_every_kind_of_memory_goes_on(
     model, prompt = dial.gguf(name), [token % VOCABULARY for token in PROMPT]
     passed = ["--override-kv", f"{name}.context_length=int:2048"]
     passed += ["--swa-full"] if swa_full else []
-    with kept_by(server, model, None, *passed) as client:
+    with keeping(server, model, None, *passed) as client:
         answer = client.complete(prompt, **sampling)["tokens"]
         expected = client.complete([*prompt, *answer, *MORE], **sampling)
-    with kept_by(server, model, tmp_path, *passed) as client:
+    with keeping(server, model, tmp_path, *passed) as client:
         assert client.complete(prompt, **sampling)["tokens"] == answer
-    with kept_by(server, model, tmp_path, *passed) as client:
+    with keeping(server, model, tmp_path, *passed) as client:
         found = client.complete([*prompt, *answer, *MORE], **sampling)
     assert told(found) == told(expected)
     # llama.cpp does not go on within a window that was restored, but from the checkpoint before it
@@ -130,9 +122,9 @@ def test_the_longest_beginning_is_taken(server: Server, files: Files, saved: Sav
     """From a file, though another one, or the slot, has a shorter one and nothing else."""
     folder, answer = saved
     longer = [*PROMPT, *answer, *OTHER]
-    with keeping(server, files, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         longer += client.complete(longer)["tokens"]
-    with keeping(server, files, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         client.complete(PROMPT)  # goes back, and is written as the end of a conversation again
     found = {check_session(path).n_tokens: path for path in sessions(folder)}
     shorter = len(PROMPT) + len(answer) - 1
@@ -140,7 +132,7 @@ def test_the_longest_beginning_is_taken(server: Server, files: Files, saved: Sav
     found[len(longer) - 1].rename(folder / "1.session")
     for before in (OTHER, PROMPT):
         copied = shutil.copytree(folder, folder.parent / f"{len(before)}")
-        with keeping(server, files, copied) as client:
+        with keeping(server, files("ids"), copied) as client:
             client.complete(before)
             assert reused(client.complete([*longer, *MORE])) == len(longer) - 1
 
@@ -150,7 +142,7 @@ def test_conversations_with_the_same_beginning_alternate(
 ) -> None:
     """More than half of the slot's text is that of the next request; the rest is not lost."""
     first, second = [*PROMPT, *OTHER], [*PROMPT, *OTHER[1:]]
-    with keeping(server, files, tmp_path) as client:
+    with keeping(server, files("ids"), tmp_path) as client:
         first += client.complete(first)["tokens"]
         second += client.complete(second)["tokens"]
         for text in (first, second):
@@ -172,7 +164,7 @@ def test_a_damaged_session_is_not_used(
         path.write_bytes(data)
         with pytest.raises(FormatError):
             check_session(path)
-    with keeping(server, files, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         found = client.complete([*PROMPT, *answer, *MORE])
     assert reused(found) == 0
 
@@ -202,7 +194,7 @@ def test_strange_files_are_read_once(server: Server, files: Files, saved: Saved)
     for path in sessions(folder):
         if path.read_bytes() == data:
             path.write_bytes(strange[-1])  # its header and tokens are whole, its state is damaged
-    with keeping(server, files, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         (process,) = client.processes()
 
         def reads(text: list[int]) -> tuple[int, int]:
@@ -235,7 +227,7 @@ def test_a_file_that_is_out_of_reach_is_tried_again(
     away, back = tmp_path / "away", tmp_path / "back"
     path.rename(away)
     path.symlink_to(back)
-    with keeping(server, files, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         away.rename(back)
         time.sleep(2.5)
         assert reused(client.complete([*PROMPT, *answer, *MORE], n_predict=2)) >= len(PROMPT)
@@ -251,7 +243,7 @@ def test_sessions_of_other_parameters_are_not_used(
     model, *_, last = sorted((tmp_path / "model").iterdir())
 
     def asked(*passed: object) -> int:
-        with kept_by(server, model, folder, *passed) as client:
+        with keeping(server, model, folder, *passed) as client:
             return reused(client.complete([*PROMPT, *MORE]))
 
     assert asked() == 0
@@ -263,7 +255,7 @@ def test_sessions_of_other_parameters_are_not_used(
         *(("--cache-type-k", "q8_0"), ("--override-kv", f"{EPSILON}=float:0.3")),
     ):
         copied = shutil.copytree(folder, tmp_path / passed[0])
-        with kept_by(server, model, copied, *passed) as client:
+        with keeping(server, model, copied, *passed) as client:
             assert reused(client.complete([*PROMPT, *MORE])) == 0, passed
         assert len(sessions(copied)) > n_files  # those of others stay
     data = bytearray(last.read_bytes())
@@ -320,42 +312,6 @@ def test_no_room_beside_unfinished_files(server: Server, files: Files, saved: Sa
     assert [path.name for path in folder.iterdir()] == [WRITTEN]
 
 
-def talk(client: Client, texts: list[list[int]], clients: int) -> list[int]:
-    """Continue each text by an answer and a question, several at a time; what each reused."""
-
-    def one(text: list[int]) -> int:
-        result = client.complete(text, n_predict=8, cache_prompt=clients > 1)
-        text += [*result["tokens"], *MORE]
-        return reused(result)
-
-    with ThreadPoolExecutor(clients) as pool:
-        return list(pool.map(one, texts))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("conversations", "rounds"), [(9, 2), pytest.param(100, 6, marks=pytest.mark.slow)]
-)
-def test_many_conversations_over_few_slots(
-    server: Server, files: Files, tmp_path: Path, conversations: int, rounds: int
-) -> None:
-    """Two servers after each other, or in the slow form more, have fewer slots than clients."""
-    begun = [[5 + i, *PROMPT[: 300 + 7 * i]] for i in range(conversations)]
-    expected = [list(text) for text in begun]
-    with keeping(server, files, None) as client:
-        for _ in range(rounds):
-            talk(client, expected, 1)
-    folder = tmp_path / "sessions"
-    options = ("--session-dir", folder, "--session-size", "4G")
-    for n in range(rounds):
-        with server.running(files("ids"), "--parallel", 2, options=options) as client:
-            counts = talk(client, begun, 4)
-        if n > 0:
-            assert min(counts) > 0
-        assert len(sessions(folder)) == conversations
-    assert begun == expected
-
-
 def tokens_in(folder: Path) -> list[int]:
     """How many tokens each session has that is complete."""
     return sorted(check_session(path).n_tokens for path in sessions(folder))
@@ -386,10 +342,10 @@ def test_a_killed_server_has_written_what_was_idle(
         wait_for_session(folder, len(longer) - 1)
         assert len(sessions(folder)) == 1  # it replaces its beginning
         client.kill()
-    with keeping(server, files, None) as client:
+    with keeping(server, files("ids"), None) as client:
         client.complete(longer[:-TOKENS])
         expected = client.complete([*longer, *MORE])
-    with keeping(server, files, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         found = client.complete([*longer, *MORE])
     assert told(found) == told(expected)
     assert reused(found) >= len(longer) - 1

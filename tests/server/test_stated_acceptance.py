@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.convert.heads import acceptance as measuring
-from mtp_gguf.gguf_tools.heads.acceptance import Counts, read_stored
+from mtp_gguf.gguf_tools.heads.acceptance import Acceptance, Counts, read_stored
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.checks.acceptance import accepted_drafts, places_of
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
@@ -49,6 +49,14 @@ def served(server: Server, model: Path, prompts: list[list[int]]) -> tuple[Count
     return Counts((drafted,), (accepted,)), tokens_of(results)
 
 
+def stated_by(model: Path) -> Acceptance:
+    """What a file states."""
+    with open_model(model) as opened:
+        stated = read_stored(opened).acceptance
+    assert stated is not None
+    return stated
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """`convert` measures the acceptance, by the same chains on a busy machine, too."""
@@ -64,9 +72,7 @@ def test_all_programs_count_what_the_file_states(
     model = tmp_path / "model.gguf"
     source = dial.checkpoint("tiny", hit)
     converted = json.loads(succeed("convert", source, "-o", model, "--mtp-f16", "--json"))
-    with open_model(model) as opened:
-        stated = read_stored(opened).acceptance
-    assert stated is not None
+    stated = stated_by(model)
     assert converted["acceptance"][str(model)]["share"] == stated.share
     doctor = json.loads(invoke("doctor", model, "--load", "--json").stdout)
     assert doctor["measured_acceptance"]["share"] == stated.share
@@ -90,9 +96,7 @@ def test_the_server_counts_what_the_file_of_a_trained_head_states(
     """A draft of the server follows one token of its own, which may not be the text's."""
     model = tmp_path / "model.gguf"
     succeed("convert", DEMO, "-o", model, "--mtp-f16")
-    with open_model(model) as opened:
-        stated = read_stored(opened).acceptance
-    assert stated is not None
+    stated = stated_by(model)
     accepted, of_the_text = [], 0
     with (
         closing(MTPLlama(str(model), depth=1, profile=False, n_ctx=512, n_threads=1)) as llm,

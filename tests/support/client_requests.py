@@ -428,6 +428,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
 PROMPT = "def add(a, b):\n"
 EURO = "\N{EURO SIGN} \N{GRINNING FACE}, "
 IDS = [5, 6, 700, 9, 9, 40]
+LONG = "".join(f"def f{i}(a, b):\n    return a * {i} + b\n" for i in range(40))
 # Options of completions, some with a prompt of their own.
 COMPLETIONS: dict[str, dict[str, Any]] = {
     "a prompt": {},
@@ -449,6 +450,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "2 likeliest, with the prompt": {"logprobs": 2, "echo": True},
     "log-probabilities of a long answer": {"logprobs": 2, "max_tokens": 40},
     "log-probabilities of ids": {"prompt": IDS, "logprobs": 2, "echo": True},
+    "log-probabilities of a long prompt": {"prompt": LONG, "logprobs": 3, "echo": True},
     "log-probabilities of a prompt": {"logprobs": 2, "echo": True, "max_tokens": 0},
     "log-probabilities of parts of characters": {
         "prompt": EURO,
