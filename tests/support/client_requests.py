@@ -408,8 +408,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
     },
 }
 
-# Mistakes in options, which both refuse in the same words.
-MISTAKES: dict[str, dict[str, Any]] = {
+# Mistakes in options, which both refuse in the same words, whatever they are.
+_MISTAKES: dict[str, dict[str, Any]] = {
     "a truncation of another kind": {"truncation": "sometimes"},
     "a format of another kind": {"response_format": {"type": "xml"}},
     "thinking that is a text": {"chat_template_kwargs": {"enable_thinking": "x"}},
@@ -425,6 +425,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "stops that are numbers": {"stop": [5]},
     "the end of another message": {"continue_final_message": "x"},
 }
+BROKEN |= {name: ({"messages": [USER], **given}, "") for name, given in _MISTAKES.items()}
 PROMPT = "def add(a, b):\n"
 EURO = "\N{EURO SIGN} \N{GRINNING FACE}, "
 IDS = [5, 6, 700, 9, 9, 40]
