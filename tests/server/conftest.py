@@ -1,13 +1,16 @@
-"""Model files in all layouts, and a machine without a llama-server."""
+"""Model files in all layouts, servers, and a machine without a llama-server."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mtp_gguf.server.find import VARIABLE
-from support.models import Files, Models
+from support.models import DEMO, Files, Models
+from support.real_server import Server
 
 _SIZE = {"demo": "2048"}  # of the draft vocabulary; 256 for the others
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -34,6 +37,24 @@ def files(models: Models) -> Files:
         return models.convert(spec, *options)
 
     return file
+
+
+@pytest.fixture(scope="session")
+def templated(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes the demo model with another chat template."""
+
+    def make(template: str) -> Path:
+        folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("template") / "demo")
+        (folder / "chat_template.jinja").write_text(template)
+        return models.gguf(folder, "F32", "F32")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server(patched_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    """Starts llama-servers with our patches."""
+    return Server(patched_server, tmp_path_factory.mktemp("logs"))
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ that are left, so that an agent calls one after the other.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from typing import Any
 import pytest
 
 from support.commands import run_python
-from support.models import DEMO, Models
-from support.ports import free_port
-from support.real_server import post, running
+from support.real_server import Server, post
 from support.tools import TEMPLATE
 
 pytestmark = [pytest.mark.server, pytest.mark.ecosystem]
@@ -209,25 +206,22 @@ PROGRAMS = {
 
 
 @pytest.fixture(scope="module")
-def model(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("agents") / "demo")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    return models.gguf(folder, "F32", "F32")
+def model(templated: Callable[[str], Path]) -> Path:
+    return templated(TEMPLATE.read_text())
 
 
 @pytest.fixture(scope="module")
-def places(patched_server: Path, model: Path) -> Iterator[tuple[int, dict[int, int]]]:
+def places(server: Server, model: Path) -> Iterator[tuple[int, dict[int, int]]]:
     """The token that begins a call, and the port of a server for each depth."""
-    ports = {depth: free_port() for depth in DEPTHS}
-    with running(patched_server, model, ports[0], options=["--no-draft"]):
-        _, found = post(ports[0], "/tokenize", {"content": "<tool_call>"})
+    with server.running(model, options=["--no-draft"]) as client:
+        _, found = post(client.port, "/tokenize", {"content": "<tool_call>"})
         (token,) = found["tokens"]
     lifted = ("--logit-bias", f"{token}+100")
     with (
-        running(patched_server, model, ports[0], *lifted, options=["--no-draft"]),
-        running(patched_server, model, ports[3], *lifted, options=["--depth", 3]),
+        server.running(model, *lifted, options=["--no-draft"]) as plain,
+        server.running(model, *lifted, options=["--depth", 3]) as drafting,
     ):
-        yield token, ports
+        yield token, {0: plain.port, 3: drafting.port}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

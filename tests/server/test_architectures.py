@@ -20,23 +20,14 @@ from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECT
 from mtp_gguf.native.head import Head
 from support.commands import succeed
 from support.models import ROOT, Dial, Models
-from support.real_server import (
-    STEPS,
-    TEXTS,
-    answers,
-    beside,
-    counts,
-    drafted,
-    drafts_of,
-    running,
-    tokens_of,
-)
+from support.real_server import STEPS, TEXTS, Server, beside, counts, drafted, drafts_of, tokens_of
 from support.upstream.nextn_models import write_models
 
 pytestmark = pytest.mark.server
 
 IN_ONE_GRAPH = "in one graph on CPU"
 PROMPT = [1, 2, 3, 4, 9, 7, 5]
+ALONE = ("--ctx-size", 256, "--parallel", 1)
 
 
 @pytest.mark.parametrize(
@@ -46,22 +37,18 @@ PROMPT = [1, 2, 3, 4, 9, 7, 5]
         for name in ARCHITECTURES
     ],
 )
-def test_the_text_is_the_same(
-    name: str, patched_server: Path, free_port: int, tmp_path: Path
-) -> None:
+def test_the_text_is_the_same(name: str, server: Server, tmp_path: Path) -> None:
     model = write_models(tmp_path, [name])[name]
-    texts, drafted = [], []
-    log = tmp_path / "log"
+    texts, offered = [], []
     for options in (["--no-draft"], ["--depth", 2], ["--depth", "auto"]):
-        common = ("--ctx-size", 256, "--parallel", 1, "--log-file", log, "--verbosity", 10)
-        with running(patched_server, model, free_port, *common, options=options) as client:
+        with server.running(model, *ALONE, options=options, verbose=True) as client:
             result = client.complete(PROMPT)
         texts.append(result["tokens"])
-        drafted.append(result["timings"].get("draft_n", 0))
+        offered.append(result["timings"].get("draft_n", 0))
     assert texts[1:] == texts[:1] * 2
-    assert drafted[0] == 0
-    assert min(drafted[1:]) > 0
-    assert (IN_ONE_GRAPH in log.read_text(errors="replace")) is (name in OUR_ARCHITECTURES)
+    assert offered[0] == 0
+    assert min(offered[1:]) > 0
+    assert (IN_ONE_GRAPH in client.log()) is (name in OUR_ARCHITECTURES)
 
 
 NEWER = ("glm4moe", "qwen3next")
@@ -76,26 +63,17 @@ EVERYDAY = (("qwen3next", "known", 2), ("step35", "random", 3))
     [case if case in EVERYDAY else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_the_acceptance_is_llama_cpps(
-    name: str,
-    weights: str,
-    depth: int,
-    dial: Dial,
-    patched_server: Path,
-    free_port: int,
-    tmp_path: Path,
+    name: str, weights: str, depth: int, dial: Dial, server: Server, tmp_path: Path
 ) -> None:
     """Fused drafts are those of llama-server's own draft-mtp, and accepted as often."""
     model = dial.gguf(name) if weights == "known" else write_models(tmp_path, [name])[name]
-    common = ("--ctx-size", 256, "--parallel", 1)
     drafting = ["--depth", depth]
     results: list[dict[str, Any]] = []
     drafts: list[list[int]] = []
     for passed, options in (((), ["--no-draft"]), ((), drafting), ((STEPS,), drafting)):
-        log = tmp_path / f"log{len(results)}"
-        logged = (*common, *passed, "--log-file", log, "--verbosity", 10)
-        with running(patched_server, model, free_port, *logged, options=options) as client:
+        with server.running(model, *ALONE, *passed, options=options, verbose=True) as client:
             results.append(client.complete(PROMPT, n_predict=64))
-        drafts.append(drafted(log))
+        drafts.append(drafted(client.log()))
     plain, fused, steps = results
     assert fused["tokens"] == steps["tokens"] == plain["tokens"]
     assert counts(fused) == counts(steps)
@@ -107,21 +85,16 @@ def test_the_acceptance_is_llama_cpps(
     assert (counts(fused)[1] > 20) is (weights == "known")
 
 
-def test_the_depth_is_limited_to_the_layers(
-    patched_server: Path, free_port: int, tmp_path: Path
-) -> None:
+def test_the_depth_is_limited_to_the_layers(server: Server, tmp_path: Path) -> None:
     """A larger depth is lowered, and the server says so."""
     model = write_models(tmp_path, ["step35"])["step35"]
     found = []
     for depth in (3, 5):
-        log = tmp_path / f"log{depth}"
-        logged = ("--ctx-size", 256, "--parallel", 1, "--log-file", log, "--verbosity", 10)
-        drafting = ["--depth", depth]
-        with running(patched_server, model, free_port, *logged, options=drafting) as client:
+        with server.running(model, *ALONE, options=["--depth", depth], verbose=True) as client:
             result = client.complete(PROMPT)
         found.append((result["tokens"], counts(result)))
         said = "drafts are limited to 3 tokens, as many as the head can draft in one graph"
-        assert (said in log.read_text(errors="replace")) is (depth > 3)
+        assert (said in client.log()) is (depth > 3)
     assert found[0] == found[1]
 
 
@@ -133,7 +106,7 @@ def test_the_depth_is_limited_to_the_layers(
     ],
 )
 def test_draft_vocabularies(
-    name: str, layout: str, dial: Dial, patched_server: Path, free_port: int, tmp_path: Path
+    name: str, layout: str, dial: Dial, server: Server, tmp_path: Path
 ) -> None:
     """Only listed tokens are drafted, by both drivers; the text does not change.
 
@@ -151,22 +124,17 @@ def test_draft_vocabularies(
         succeed("strip", model, "-o", tmp_path / "trunk.gguf")
         out = beside(tmp_path / "trunk.gguf", out, tmp_path)
     texts: list[list[int]] = []
-    common = ("--ctx-size", 256, "--parallel", 1)
     runs: list[tuple[tuple[str, ...], list[object]]] = [((), ["--no-draft"]), ((), [*DEEP])]
     if BLOCKS[name].single:
         runs.append(((STEPS,), [*DEEP]))
     for passed, options in runs:
-        log = tmp_path / f"log{len(texts)}"
-        logged = (*common, *passed, "--log-file", log, "--verbosity", 10)
-        with running(patched_server, out, free_port, *logged, options=options) as client:
+        with server.running(out, *ALONE, *passed, options=options, verbose=True) as client:
             texts.append(client.complete(PROMPT, n_predict=64)["tokens"])
-        found = {*drafted(log)}
+        found = {*drafted(client.log())}
         assert found <= draftable
         assert bool(found) is ("--no-draft" not in options)
     assert set(map(tuple, texts)) == {tuple(texts[0])}
 
-
-# -------------------------------------------------------------------------- a trained Qwen3-Next
 
 RECIPE = ROOT / "benchmarks" / "demo_model"
 SMALL: dict[str, tuple[object, ...]] = {
@@ -199,15 +167,12 @@ def recipe(script: str, *arguments: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quant", ["F16", "Q4_K_M"])
-def test_a_trained_qwen3_next(
-    quant: str, trained: Path, models: Models, patched_server: Path, free_port: int
-) -> None:
+def test_a_trained_qwen3_next(quant: str, trained: Path, models: Models, server: Server) -> None:
     """The text without drafts and llama-server's own acceptance, at each depth."""
     model = models.convert(trained, "--quant", quant, "--mtp-f16")
 
     def run(*passed: object, options: list[Any]) -> tuple[list[Any], int, int]:
-        asked = (patched_server, model, free_port, TEXTS)
-        results = answers(*asked, *passed, options=options, slots=1, n_predict=48)
+        results = server.answers(model, TEXTS, *passed, options=options, slots=1, n_predict=48)
         return tokens_of(results), *drafts_of(results)
 
     plain, _, _ = run(options=["--no-draft"])

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from mtp_gguf.server.build import TARGETS, cmake_options
 from mtp_gguf.server.patches import APPLIES, CONFLICTS, SUPERSEDED, Addition, apply, fit
 from mtp_gguf.server.upstream_source import Base, base, unpack_llama_cpp
 from support.commands import check_refusal, invoke, spawn
-from support.serving import PATIENCE
+from support.serving import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[2]
 PATCH = Addition(
@@ -61,6 +60,14 @@ case "$*" in *llama-server*) echo "#!/bin/sh" > "$2/bin/llama-server";; esac
 mkdir -p "$2/tools/ui"
 echo "#define LLAMA_UI_HAS_ASSETS ${CMAKE_PAGE:-}" > "$2/tools/ui/ui.h"
 echo "[4/4] Linking"
+"""
+HOOK = """
+from pathlib import Path
+from mtp_gguf.server import build, upstream_source
+from mtp_gguf.server.patches import Addition
+base = upstream_source.Base{base}
+build.base = upstream_source.base = lambda *_: base
+build.read_patches = lambda *_: [Addition{patch}]
 """
 
 
@@ -99,6 +106,11 @@ class Machine:
 
     def build(self, *options: object) -> Result:
         return invoke("build-server", "--sdist", self.archive, *options)
+
+    def start(self) -> subprocess.Popen[str]:
+        """The same in a process of its own."""
+        words = ("build-server", "--sdist", self.archive)
+        return spawn(*words, prelude=self.prelude, start_new_session=True)
 
     @property
     def prelude(self) -> str:
@@ -150,28 +162,36 @@ def test_a_build_is_made_once_and_named(machine: Machine) -> None:
     for target in TARGETS:
         assert target in calls[1]
     assert calls[1].endswith("--parallel 2")
-    made_from = json.loads((root / "build.json").read_text())
-    assert made_from["patches"] == [PATCH.name]
-    assert made_from["llama-cpp-python"] == "1.2.3"
+    notes = made_from(result.stdout)
+    assert notes["patches"] == [PATCH.name]
+    assert notes["llama-cpp-python"] == "1.2.3"
 
-    assert machine.build().stdout == result.stdout
-    assert invoke("build-server", "--where").stdout == result.stdout
+    assert machine.build().stdout == where() == result.stdout
     assert len(machine.calls.read_text().splitlines()) == 2
 
 
-def test_options_make_another_build_and_the_newest_is_found(
+def made_from(stdout: str) -> Any:
+    """What the notes of a build say, by the output of the command."""
+    return json.loads((Path(stdout.splitlines()[1]).parent / "build.json").read_text())
+
+
+def where() -> str:
+    """The build that commands use."""
+    return invoke("build-server", "--where").stdout
+
+
+def test_options_make_another_build_and_the_one_asked_for_last_is_used(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine.build().stdout
     second = machine.build("--cmake-args", "-DGGML_CUDA=ON -DX='a b'").stdout
-    assert second != first
     assert machine.calls.read_text().splitlines()[2].endswith("-DGGML_CUDA=ON -DX=a b")
-    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_VULKAN=ON")
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_LTO=ON")
     third = machine.build().stdout
-    assert third not in (first, second)
-    newest = Path(first.splitlines()[1]).parent / "build.json"
-    os.utime(newest, (time.time() + 60, time.time() + 60))
-    assert invoke("build-server", "--where").stdout == first
+    assert len({first, second, third}) == 3
+    assert where() == third
+    monkeypatch.delenv("CMAKE_ARGS")
+    assert machine.build().stdout == first == where()
 
 
 def test_your_own_patches_are_applied_after_ours(
@@ -183,11 +203,9 @@ def test_your_own_patches_are_applied_after_ours(
     monkeypatch.setenv("MTP_GGUF_PATCHES", str(own))
     patched = machine.build().stdout
     assert patched != plain
-    marker = Path(patched.splitlines()[1]).parent / "build.json"
-    assert json.loads(marker.read_text())["patches"] == [PATCH.name, "own.patch"]
-    os.utime(marker, (time.time() + 60, time.time() + 60))
+    assert made_from(patched)["patches"] == [PATCH.name, "own.patch"]
     monkeypatch.delenv("MTP_GGUF_PATCHES")  # commands find it without the variable
-    assert invoke("build-server", "--where").stdout == patched
+    assert where() == patched
     monkeypatch.setenv("MTP_GGUF_PATCHES", str(tmp_path / "none"))
     assert failed(machine.build()) == (
         1,
@@ -203,9 +221,7 @@ def test_another_base_is_another_build_and_the_last_one_is_used(
     pinned = machine.build().stdout
     newer = machine.build("--base", "b11549").stdout
     assert newer != pinned
-    marker = Path(newer.splitlines()[1]).parent / "build.json"
-    os.utime(marker, (time.time() + 60, time.time() + 60))
-    assert invoke("build-server", "--where").stdout == newer
+    assert where() == newer
     refused = machine.build("--base", "b1")
     message = "--base: expected pin or b11549, found 'b1'"
     check_refusal(refused.exit_code, refused.stderr, message, code=2)
@@ -220,12 +236,12 @@ def test_a_patch_that_no_other_one_needs_can_be_left_out(
     part = machine.build("--without", "0016").stdout
     assert part != whole
     build = module.Build(Path(part.splitlines()[1]).parent)
-    made_from = json.loads((build.root / "build.json").read_text())
-    assert (made_from["patches"], made_from["without"]) == ([], ["0016"])
+    notes = made_from(part)
+    assert (notes["patches"], notes["without"]) == ([], ["0016"])
     assert build.origin == "llama.cpp 0123456789abcdef, without 0016"
     refused = machine.build("--without", "0106")
     message = "--without 0106: expected one of the patches that no other one needs: "
-    check_refusal(refused.exit_code, refused.stderr.splitlines(keepends=True)[-1], message)
+    check_refusal(*failed(refused), message)
 
 
 def test_other_sources_are_built_or_the_patches_that_do_not_fit_are_listed(
@@ -252,12 +268,16 @@ def test_other_sources_are_built_or_the_patches_that_do_not_fit_are_listed(
     assert invoke("build-server", "--source", folder, "--without", "0017").exit_code == 0
 
 
+def change_the_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Addition(PATCH.name, PATCH.data.replace(b"two", b"2"))
+    monkeypatch.setattr(module, "read_patches", lambda *_: [other])
+
+
 def test_other_patches_make_another_build(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = machine.build().stdout
-    other = Addition(PATCH.name, PATCH.data.replace(b"two", b"2"))
-    monkeypatch.setattr(module, "read_patches", lambda *_: [other])
+    change_the_patches(monkeypatch)
     check_refusal(*failed(invoke("build-server", "--where")))
     assert machine.build().stdout != first
 
@@ -278,30 +298,9 @@ def test_failing_shows_the_end_of_the_log(
     assert (root / "build.json").is_file()
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
-def built_in_the_end(machine: Machine) -> bool:
-    """Build, once the killed processes are gone and their lock with them."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if machine.build().exit_code == 0:
-            return True
-        time.sleep(0.05)
-    return False
-
-
-HOOK = """
-from pathlib import Path
-from mtp_gguf.server import build, upstream_source
-from mtp_gguf.server.patches import Addition
-base = upstream_source.Base{base}
-build.base = upstream_source.base = lambda *_: base
-build.read_patches = lambda *_: [Addition{patch}]
-"""
+def is_built(machine: Machine) -> bool:
+    """Build, if the killed processes are gone and their lock with them."""
+    return machine.build().exit_code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -310,16 +309,15 @@ def test_an_interrupted_build_is_resumed_and_never_used(
 ) -> None:
     mark = tmp_path / "compiling"
     monkeypatch.setenv("CMAKE_HANG", str(mark))
-    with spawn(
-        "build-server", "--sdist", machine.archive, prelude=machine.prelude, start_new_session=True
-    ) as process:  # fmt: skip
-        wait_for(mark)
+    with machine.start() as process:
+        wait_for(mark.exists)
         # A second one meanwhile: it must not build in the same folder.
         check_refusal(*failed(machine.build()), "another process")
         check_refusal(*failed(invoke("build-server", "--clean")), "another process")
         os.killpg(process.pid, number)
         _, stderr = process.communicate(timeout=PATIENCE)
-    if number == signal.SIGKILL:
+    if number == signal.SIGKILL:  # compilers that outlive us keep the build to themselves
+        check_refusal(*failed(machine.build()), "another process")
         os.killpg(int(mark.read_text()), number)
     else:
         assert stderr.splitlines()[-1].startswith("mtp-gguf: interrupted")
@@ -330,25 +328,8 @@ def test_an_interrupted_build_is_resumed_and_never_used(
     patched.write_text("kept\n")  # what is prepared is not prepared again
 
     monkeypatch.delenv("CMAKE_HANG")
-    assert built_in_the_end(machine)
+    wait_for(lambda: is_built(machine))
     assert invoke("build-server", "--where").exit_code == 0
-
-
-def test_compilers_that_outlive_us_keep_the_build_to_themselves(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = tmp_path / "compiling"
-    monkeypatch.setenv("CMAKE_HANG", str(mark))
-    with spawn(
-        "build-server", "--sdist", machine.archive, prelude=machine.prelude, start_new_session=True
-    ) as process:
-        wait_for(mark)
-        process.kill()
-        process.wait()
-        check_refusal(*failed(machine.build()), "another process")
-        os.killpg(int(mark.read_text()), signal.SIGKILL)
-    monkeypatch.delenv("CMAKE_HANG")
-    assert built_in_the_end(machine)
 
 
 # Real cmake and ninja build this, with a compiler that does not end.
@@ -370,23 +351,19 @@ add_dependencies(${{first}} compiler)
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_us_alone_ends_the_compilers(
-    name: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, machine: Machine, tmp_path: Path
 ) -> None:
     for tool in ("cmake", "ninja"):
         (tmp_path / "tools" / tool).unlink()
     mark = tmp_path / "compiling"
-    with spawn(
-        "build-server", "--sdist", machine.archive, prelude=machine.prelude, start_new_session=True
-    ) as process:
+    with machine.start() as process:
         # Without its file, cmake fails, and the sources are there.
         process.communicate(timeout=60)
     (work,) = machine.folders()
     text = ENDLESS.format(targets=" ".join(TARGETS), mark=mark)
     (work / "source" / "CMakeLists.txt").write_text(text)
-    with spawn(
-        "build-server", "--sdist", machine.archive, prelude=machine.prelude, start_new_session=True
-    ) as process:
-        wait_for(mark)
+    with machine.start() as process:
+        wait_for(mark.exists)
         compiler = psutil.Process(int(mark.read_text()))
         process.send_signal(getattr(signal, name))
         _, stderr = process.communicate(timeout=PATIENCE)
@@ -412,7 +389,7 @@ def test_a_signal_to_an_install_ends_the_compilers(
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        wait_for(mark)
+        wait_for(mark.exists)
         compiler = psutil.Process(int(mark.read_text()))
         process.send_signal(getattr(signal, name))
         stdout, _ = process.communicate(timeout=PATIENCE)
@@ -433,17 +410,9 @@ def test_a_build_with_a_gpu_backend_is_used_before_one_without(
     said = later.stderr.splitlines()[-1]
     assert f"commands go on using {gpu.splitlines()[0]}, which has cuda" in said
     assert f"--llama-server {later.stdout.splitlines()[0]} selects this one" in said
-    assert invoke("build-server", "--where").stdout == gpu
+    assert where() == gpu
     assert "commands go on" in machine.build().stderr
     assert "commands go on" not in machine.build("--cmake-args", "-DGGML_CUDA=ON").stderr
-
-
-def test_the_build_that_was_asked_for_last_is_used(machine: Machine) -> None:
-    first = machine.build().stdout
-    second = machine.build("--cmake-args", "-DX=1").stdout
-    assert invoke("build-server", "--where").stdout == second
-    assert machine.build().stdout == first
-    assert invoke("build-server", "--where").stdout == first
 
 
 def test_each_cpu_uses_its_own_build(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,9 +430,9 @@ def test_each_cpu_uses_its_own_build(machine: Machine, monkeypatch: pytest.Monke
     assert len({newer, older, portable}) == 3
     on("sse2 avx2 avx512f")  # a new version of the system lists other features
     assert machine.build().stdout == newer
-    assert invoke("build-server", "--where").stdout == newer
+    assert where() == newer
     on("sse2")
-    assert invoke("build-server", "--where").stdout == portable
+    assert where() == portable
 
 
 def test_clean_removes_what_is_there(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,9 +482,6 @@ def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path) -> None:
     thread.join()
 
 
-# ------------------------------------------------------------ the libraries
-
-
 LIBRARIES = [*map(shared_library, ("ggml-base", "ggml-cpu", "llama"))]
 
 
@@ -540,42 +506,42 @@ def test_libraries_are_made_once_and_the_server_takes_up_their_objects(
     assert len(machine.targets()) == 2
 
 
-@pytest.mark.parametrize("npm", [True, False])
+@pytest.mark.parametrize(
+    ("npm", "page", "said"),
+    [
+        (True, "1", ""),
+        (True, "", "has no web page: npm was not there when it was built, or failed"),
+        (False, "", "install Node.js, then run `mtp-gguf build-server` again"),
+    ],
+)
 def test_the_web_page_is_built_where_npm_is(
-    npm: bool, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    npm: bool, page: str, said: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    which = shutil.which
+    """Where npm cannot build it, llama.cpp builds the server without it."""
+    which, found = shutil.which, "npm" if npm else None
     monkeypatch.setattr(
-        shutil,
-        "which",
-        lambda name, **kw: ("npm" if npm else None) if name == "npm" else which(name, **kw),
+        shutil, "which", lambda name, **kw: found if name == "npm" else which(name, **kw)
     )
-    monkeypatch.setenv("CMAKE_PAGE", "1" if npm else "")
+    monkeypatch.setenv("CMAKE_PAGE", page)
     result = machine.build()
+    assert result.exit_code == 0
     (configured, _) = machine.calls.read_text().splitlines()
     assert f"-DLLAMA_BUILD_UI={'ON' if npm else 'OFF'}" in configured
     assert "-DLLAMA_USE_PREBUILT_UI=OFF" in configured  # it would be downloaded
-    assert ("install Node.js, then run `mtp-gguf build-server` again" in result.stderr) != npm
-    found = json.loads(invoke("build-server", "--where", "--json").stdout)
-    assert found["web_page"] is npm
+    assert said in result.stderr
+    assert ("install Node.js" in result.stderr) != npm
+    told = json.loads(invoke("build-server", "--where", "--json").stdout)
+    assert told["web_page"] is bool(page)
 
 
-def test_a_page_that_npm_cannot_build_is_told(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+def test_what_changes_no_library_compiles_none(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """llama.cpp builds the server without it then."""
-    which = shutil.which
-    monkeypatch.setattr(
-        shutil, "which", lambda name, **kw: name if name == "npm" else which(name, **kw)
-    )
-    result = machine.build()
-    assert result.exit_code == 0
-    assert "has no web page: npm was not there when it was built, or failed" in result.stderr
-
-
-def test_a_server_leaves_its_libraries(machine: Machine, tmp_path: Path) -> None:
+    """A server leaves its libraries, and the head is none of them."""
     machine.build()
     machine.build_libraries(tmp_path / "one")
+    monkeypatch.setattr(module, "read_head_sources", lambda: [Addition("head.cpp", b"// new")])
+    machine.build_libraries(tmp_path / "two")
     assert len(machine.targets()) == 1
 
 
@@ -668,19 +634,9 @@ def test_another_cpu_or_other_patches_make_other_libraries(
     machine.build_libraries(tmp_path / "one")
     monkeypatch.setattr(module, "cpu_features", lambda: "sse2")
     machine.build_libraries(tmp_path / "two")
-    other = Addition(PATCH.name, PATCH.data.replace(b"two", b"2"))
-    monkeypatch.setattr(module, "read_patches", lambda *_: [other])
+    change_the_patches(monkeypatch)
     machine.build_libraries(tmp_path / "three")
     assert len(machine.targets()) == 3
-
-
-def test_a_changed_head_compiles_no_library_again(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.build_libraries(tmp_path / "one")
-    monkeypatch.setattr(module, "read_head_sources", lambda: [Addition("head.cpp", b"// new")])
-    machine.build_libraries(tmp_path / "two")
-    assert len(machine.targets()) == 1
 
 
 def test_two_installs_at_once_compile_once(
@@ -695,7 +651,7 @@ def test_two_installs_at_once_compile_once(
     monkeypatch.setenv("CMAKE_HANG", str(mark))
     monkeypatch.setenv("CMAKE_PAUSE", "1")
     with subprocess.Popen([sys.executable, "-c", code]) as first:
-        wait_for(mark)
+        wait_for(mark.exists)
         monkeypatch.delenv("CMAKE_HANG")
         said: list[str] = []
         machine.build_libraries(tmp_path / "two", said)
@@ -762,9 +718,6 @@ def test_options_that_no_shell_reads_are_named(
 def test_metal_is_on_on_apple_alone(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", system)
     assert ("-DGGML_METAL=ON" in cmake_options()) == (system == "darwin")
-
-
-# ------------------------------------------------------------ sources and patches
 
 
 def test_unpacking_leaves_gits_files_out(machine: Machine, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ docs/server.md lists what differs, with reasons.
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from support.client_requests import (
     BROKEN,
     COMPLETIONS,
     DIFFERENT,
-    MISTAKES,
     TOOL,
     USER,
     VALID,
@@ -28,9 +26,7 @@ from support.client_requests import (
     tool,
     tools,
 )
-from support.models import DEMO, Models
-from support.ports import free_port
-from support.real_server import post, running
+from support.real_server import Server, post
 from support.same_answers import (
     EVERYWHERE,
     NO_VALUE,
@@ -50,11 +46,9 @@ NO_FORMAT = "a required call, if the chat template has no format for calls"
 
 
 @pytest.fixture(scope="module")
-def strict(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def strict(templated: Callable[[str], Path]) -> Path:
     """The demo model with the template."""
-    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("strict") / "demo")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    return models.gguf(folder, "F32", "F32")
+    return templated(TEMPLATE.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +58,9 @@ def python(strict: Path) -> Iterator[MTPLlama]:
 
 
 @pytest.fixture(scope="module")
-def port(patched_server: Path, strict: Path) -> Iterator[int]:
-    at = free_port()
-    with running(patched_server, strict, at, options=["--depth", 3]):
-        yield at
+def port(server: Server, strict: Path) -> Iterator[int]:
+    with server.running(strict, options=["--depth", 3]) as client:
+        yield client.port
 
 
 @pytest.mark.sample(60)
@@ -141,25 +134,15 @@ def test_what_is_broken_is_refused_with_the_same_sentence(
     assert str(refused.value) == found["error"]["message"]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_in_options_are_the_clients(name: str, port: int, python: MTPLlama) -> None:
-    body = request({"messages": [USER], **MISTAKES[name]})
-    status, found = post(port, "/v1/chat/completions", body)
-    assert status == 400, found
-    with pytest.raises(MtpGgufError) as refused:
-        python.create_chat_completion(**body)
-    assert str(refused.value) == found["error"]["message"]
-
-
 def test_templates_without_a_format_for_calls(
-    patched_server: Path, strict: Path, python: MTPLlama, free_port: int, tmp_path: Path
+    server: Server, strict: Path, python: MTPLlama, tmp_path: Path
 ) -> None:
     """NO_FORMAT"""
     plain = tmp_path / "plain.jinja"
     plain.write_text("{{ messages[0].content }}")
     body = request(tools(TOOL, tool_choice="required"))
-    with running(patched_server, strict, free_port, "--chat-template-file", plain):
-        found = ask_server(free_port, body)
+    with server.running(strict, "--chat-template-file", plain) as client:
+        found = ask_server(client.port, body)
     wanted = ask_python(python, {**body, "chat_template": plain.read_text()})
     assert found["choices"][0]["message"]["content"]
     assert "tool_calls" not in found["choices"][0]["message"]

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from mtp_gguf.gguf_tools.heads.head import HeadReport
 from mtp_gguf.gguf_tools.machine.system import this_machine
@@ -35,6 +36,9 @@ from support.sidecars import write_sidecar
 from support.stand_in_server import OLDER_HELP, PATCHED_HELP, STOCK_HELP, write_stand_in
 from support.tiny_llama import write_tiny_llama
 
+Copied = Callable[[str], Path]
+Limit = Callable[[int | None], None]
+
 
 @pytest.fixture
 def stock(tmp_path: Path) -> Path:
@@ -47,7 +51,7 @@ def patched(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
     """Sets the threads that a limited process computes with; the tests run without a limit."""
 
     def to(threads: int | None) -> None:
@@ -58,9 +62,26 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     return to
 
 
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """A server with patches of ours, but without the latest ones."""
+    return write_stand_in(tmp_path / "older", OLDER_HELP)
+
+
+@pytest.fixture
+def copied(files: Files, tmp_path: Path) -> Copied:
+    """Copies the file of a layout to a folder that has nothing else but servers."""
+    return lambda layout: Path(shutil.copy(files(layout), tmp_path / "model.gguf"))
+
+
+def serve(server: Path, model: Path, *options: object) -> Result:
+    """Have `serve` print a command."""
+    return invoke("serve", model, "--llama-server", server, "--print-command", *options)
+
+
 def printed(server: Path, model: Path, *options: object) -> list[str]:
     """The words after the server's own name of the command that `serve` prints."""
-    result = invoke("serve", model, "--llama-server", server, "--print-command", *options)
+    result = serve(server, model, *options)
     assert result.exit_code == 0, result.output
     words = shlex.split(result.stdout)
     assert words[0] == str(server)
@@ -69,12 +90,16 @@ def printed(server: Path, model: Path, *options: object) -> list[str]:
 
 def refusal(server: Path, model: Path, *options: object, code: int = 1) -> str:
     """The sentence that `serve` ends with."""
-    result = invoke("serve", model, "--llama-server", server, "--print-command", *options)
+    result = serve(server, model, *options)
     assert result.stdout == ""
     return check_refusal(result.exit_code, result.stderr, code=code)
 
 
-# ------------------------------------------------------------ drafting
+def tune(model: Path, settings: DraftSettings, server: Path) -> None:
+    """Leave a profile beside `model`, as if `tune` had measured it with `server`'s libraries."""
+    machine = this_machine(ask(server).kernels)
+    profile = Profile(identify(model), machine, settings, "2026-01-01", "0", 1.0, 2.0)
+    write_profile(profile_path(model), profile)
 
 
 @pytest.mark.parametrize("name", ["plain", "ids", "table"])
@@ -94,28 +119,21 @@ def test_options_of_several_gpus_are_passed_on(patched: Path, files: Files) -> N
 
 
 def test_what_a_server_lacks_is_said_in_one_line(
-    patched: Path, stock: Path, files: Files, tmp_path: Path
+    patched: Path, stock: Path, files: Files, older: Path
 ) -> None:
-    older = write_stand_in(tmp_path / "older", OLDER_HELP)
     text = (
         "a depth chosen by cost, no drafts from the text, no lookup files, no conversations on "
         "disk, no separate conversations for each API key, no types of the head chosen while "
         "loading"
     )
+    assert serve(patched, files("plain")).stderr == ""
     for server, said in (
         (stock, f"no drafts with FastMTP vocabularies, no drafts in one graph, no {text}; "),
         (older, f"no {text}; "),
-        (patched, None),
     ):
-        result = invoke("serve", files("plain"), "--llama-server", server, "--print-command")
-        assert result.exit_code == 0, result.output
-        if said is None:
-            assert result.stderr == ""
-            continue
-        line, *others = result.stderr.splitlines()
+        (line,) = serve(server, files("plain")).stderr.splitlines()
         assert line.startswith("mtp-gguf: this llama-server (version: stand-in) has ")
         assert f" has {said}mtp-gguf build-server builds one" in line
-        assert others == []
 
 
 def test_a_folder_for_conversations(
@@ -124,12 +142,9 @@ def test_a_folder_for_conversations(
     kept = ("--session-dir", tmp_path, "--session-size", "5G")
     words = printed(patched, files("plain"), *kept)
     assert words[-4:] == ["--session-dir", str(tmp_path), "--session-size", "4768"]  # MiB
-    wrong = invoke("serve", files("plain"), "--llama-server", stock, "--print-command", *kept)
-    assert wrong.exit_code == 1
-    assert "cannot keep conversations on disk" in wrong.stderr
+    assert "cannot keep conversations on disk" in refusal(stock, files("plain"), *kept)
     kept = ("--session-dir", tmp_path, "--session-size", "5T")
-    wrong = invoke("serve", files("plain"), "--llama-server", patched, "--print-command", *kept)
-    assert "--session-size" in wrong.stderr
+    assert "--session-size" in serve(patched, files("plain"), *kept).stderr
 
 
 def test_shared_conversations(patched: Path, stock: Path, files: Files) -> None:
@@ -139,17 +154,14 @@ def test_shared_conversations(patched: Path, stock: Path, files: Files) -> None:
     assert "--share-sessions" not in printed(stock, files("plain"), "--share-sessions")
 
 
-def test_drafts_from_the_text(patched: Path, stock: Path, files: Files, tmp_path: Path) -> None:
+def test_drafts_from_the_text(patched: Path, stock: Path, copied: Copied) -> None:
     """With a head, without one, and where a profile says that the head does not pay."""
-    model = tmp_path / "model.gguf"
-    shutil.copy(files("plain"), model)
+    model = copied("plain")
     assert "draft-mtp,lookup" in printed(patched, model, "--lookup")
     assert printed(patched, model, "--lookup", "--no-draft")[-2:] == ["--spec-type", "lookup"]
     assert "lookup" not in " ".join(printed(patched, model, "--no-lookup"))
     assert "cannot draft from the text" in refusal(stock, model, "--lookup")
-    machine = this_machine(ask(patched).kernels)
-    tuned = Profile(identify(model), machine, DraftSettings(depth=0), "2026-01-01", "v", 1, 1)
-    write_profile(profile_path(model), tuned)
+    tune(model, DraftSettings(0), patched)
     words = printed(patched, model, "--lookup")
     assert words[-2:] == ["--spec-type", "lookup"]
     assert "--spec-draft-n-max" not in words
@@ -174,9 +186,7 @@ def test_lookup_files_are_indexed_for_the_server(
     assert "--spec-lookup-index" not in printed(patched, model, "--lookup")
     assert list((tmp_path / "mtp-gguf" / "lookup").iterdir()) == made
     made[0].write_bytes(made[0].read_bytes()[:-4])
-    result = invoke(
-        "serve", model, "--llama-server", patched, "--print-command", "--lookup-file", text
-    )
+    result = serve(patched, model, "--lookup-file", text)
     assert result.exit_code == 0
     assert "found a size that is not the one in its header" in result.stderr
     assert "it is built again" in result.stderr
@@ -191,10 +201,9 @@ def test_lookup_files_are_indexed_for_the_server(
 
 
 def test_a_server_chooses_how_deep_where_it_can(
-    patched: Path, stock: Path, files: Files, tmp_path: Path
+    patched: Path, stock: Path, files: Files, older: Path
 ) -> None:
     model = files("plain")
-    older = write_stand_in(tmp_path / "older", OLDER_HELP)
     for server in (older, stock):
         assert printed(server, model)[-2:] == ["--spec-draft-n-max", "1"]
         message = refusal(server, model, "--spec-draft-n-max", "auto")
@@ -243,10 +252,7 @@ def test_the_usual_options_of_llama_server(patched: Path, files: Files) -> None:
 
 
 def test_a_limited_process_says_how_many_threads(
-    limit: Callable[[int | None], None],
-    patched: Path,
-    files: Files,
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Limit, patched: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama-server itself counts the cores of the machine."""
     model = files("plain")
@@ -261,8 +267,7 @@ def test_a_limited_process_says_how_many_threads(
 
 
 def test_the_command_as_json(patched: Path, files: Files) -> None:
-    options = ("--llama-server", patched, "--print-command", "--json")
-    said = json.loads(invoke("serve", files("plain"), *options).stdout)
+    said = json.loads(serve(patched, files("plain"), "--json").stdout)
     assert said["url"] == "http://127.0.0.1:8080"
     assert said["command"][0] == str(patched)
 
@@ -286,25 +291,15 @@ def test_without_a_word_the_depth_goes_by_size(
     assert ServedModel(file, file).draft_depth == depth
 
 
-def tune(model: Path, settings: DraftSettings, server: Path) -> None:
-    """Leave a profile beside `model`, as if `tune` had measured it with `server`'s libraries."""
-    machine = this_machine(ask(server).kernels)
-    profile = Profile(identify(model), machine, settings, "2026-01-01", "0", 1.0, 2.0)
-    write_profile(profile_path(model), profile)
-
-
 def test_a_profile_is_followed_where_the_user_says_nothing(
-    patched: Path, stock: Path, files: Files, tmp_path: Path
+    patched: Path, stock: Path, copied: Copied
 ) -> None:
-    model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
+    model = copied("ids")
     tune(model, DraftSettings(3, 128, "snapshot", 1), patched)
     more = ["--spec-draft-n-vocab", "128", "--spec-draft-threads", "1"]
     assert printed(patched, model)[-6:] == ["--spec-draft-n-max", "3", *more]
-    assert printed(patched, model, "--spec-draft-n-max", 5)[-6:] == [
-        "--spec-draft-n-max",
-        "5",
-        *more,
-    ]
+    words = printed(patched, model, "--spec-draft-n-max", 5)
+    assert words[-6:] == ["--spec-draft-n-max", "5", *more]
     assert "--spec-type" not in printed(patched, model, "--no-draft")
     tune(model, DraftSettings(2, 128, "snapshot", 1), stock)
     assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "2"]
@@ -315,7 +310,7 @@ def test_a_profile_is_followed_where_the_user_says_nothing(
     assert printed(stock, model)[-2:] == ["--spec-draft-n-max", "1"]
 
 
-def test_the_type_of_the_head(patched: Path, stock: Path, files: Files, tmp_path: Path) -> None:
+def test_the_type_of_the_head(patched: Path, stock: Path, files: Files) -> None:
     model = files("plain", "demo")
     assert printed(patched, model, "--mtp-type", "Q4_K")[-2:] == ["--spec-draft-head-type", "Q4_K"]
     assert "--spec-draft-head-type" not in printed(patched, model)
@@ -330,10 +325,7 @@ def test_the_type_of_the_head_is_measured(
     patched: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    result = invoke(
-        *("serve", files("plain", "demo"), "--llama-server", patched, "--print-command"),
-        *("--mtp-type", "auto", "--threads", 1),
-    )
+    result = serve(patched, files("plain", "demo"), "--mtp-type", "auto", "--threads", 1)
     assert result.exit_code == 0, result.output
     found = re.search(r"mtp-gguf: head (as stored|\w+): [\d.]+ times as many", result.stderr)
     assert found is not None, result.stderr
@@ -341,39 +333,38 @@ def test_the_type_of_the_head_is_measured(
     assert (f"--spec-draft-head-type {chosen}" in result.stdout) is (chosen is not None)
 
 
-def test_a_profile_can_say_not_to_draft(patched: Path, files: Files, tmp_path: Path) -> None:
-    model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
+def test_a_profile_can_say_not_to_draft(patched: Path, copied: Copied) -> None:
+    model = copied("ids")
     tune(model, DraftSettings(0), patched)
-    result = invoke("serve", model, "--llama-server", patched, "--print-command")
+    result = serve(patched, model)
     assert "--spec-type" not in result.stdout
     assert "without drafting" in result.stderr
     assert "--spec-type" in printed(patched, model, "--spec-draft-n-max", 1)
     for mtp_type in ("Q4_K", "auto"):
-        options = ("--llama-server", patched, "--print-command", "--mtp-type", mtp_type)
-        result = invoke("serve", model, *options)
+        result = serve(patched, model, "--mtp-type", mtp_type)
         assert result.exit_code == 0, result.output
         assert f"--mtp-type: {mtp_type} has no effect, because nothing is drafted" in result.stderr
 
 
 def test_a_profile_of_another_file_is_ignored_aloud(
-    patched: Path, files: Files, tmp_path: Path
+    patched: Path, files: Files, copied: Copied
 ) -> None:
-    model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
+    model = copied("ids")
     tune(model, DraftSettings(3), patched)
     shutil.copy(files("plain"), model)
-    result = invoke("serve", model, "--llama-server", patched, "--print-command")
+    result = serve(patched, model)
     assert result.stdout.split()[-1] == "auto"
     assert "ignored" in result.stderr
 
 
 @pytest.mark.skipif(not has_kernels(), reason="this processor does not run the patched kernels")
 def test_a_profile_of_other_kernels_is_ignored_aloud(
-    patched: Path, stock: Path, files: Files, tmp_path: Path
+    patched: Path, stock: Path, copied: Copied
 ) -> None:
     """On stock kernels drafting may not pay where it does on those of patches/."""
-    model = Path(shutil.copy(files("ids"), tmp_path / "model.gguf"))
+    model = copied("ids")
     tune(model, DraftSettings(0), stock)
-    result = invoke("serve", model, "--llama-server", patched, "--print-command")
+    result = serve(patched, model)
     assert result.stdout.split()[-1] == "auto"
     assert "measured with stock kernels instead of patches/" in result.stderr
 
@@ -382,7 +373,7 @@ def test_a_stock_server_takes_what_it_can_load_and_the_user_is_told(
     stock: Path, files: Files
 ) -> None:
     assert "draft-mtp" in printed(stock, files("plain"))
-    result = invoke("serve", files("ids"), "--llama-server", stock, "--print-command")
+    result = serve(stock, files("ids"))
     assert result.exit_code == 0
     assert "draft-mtp" in result.stdout
     assert "ignores" in result.stderr
@@ -403,11 +394,10 @@ def test_a_server_from_before_mtp_is_refused(tmp_path: Path, files: Files) -> No
     assert "--spec-type" not in printed(old, files("plain"), "--no-draft")
 
 
-# ------------------------------------------------------------ where the head is
-
-
-def test_a_head_beside_the_model_is_found(patched: Path, files: Files, tmp_path: Path) -> None:
-    model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
+def test_a_head_beside_the_model_is_found(
+    patched: Path, files: Files, tmp_path: Path, copied: Copied
+) -> None:
+    model = copied("base")
     assert "-md" not in printed(patched, model)
     head = Path(shutil.copy(files("head"), tmp_path / "mtp-model.gguf"))
     assert printed(patched, model)[-2:] == ["-md", str(head)]
@@ -422,10 +412,10 @@ def test_a_head_beside_the_model_is_found(patched: Path, files: Files, tmp_path:
 
 
 def test_a_head_that_shares_its_trunks_tensors(
-    stock: Path, patched: Path, files: Files, tmp_path: Path
+    stock: Path, patched: Path, files: Files, tmp_path: Path, copied: Copied
 ) -> None:
     """Only the head of our own library takes them; llama.cpp's steps need a whole file."""
-    model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
+    model = copied("base")
     path = tmp_path / "mtp-model-shared-F16.gguf"
     head = write_sidecar(files("plain"), path, shared=True)
     assert printed(patched, model)[-2:] == ["-md", str(head)]
@@ -440,18 +430,18 @@ def test_a_head_that_shares_its_trunks_tensors(
 
 
 def test_a_stock_server_cannot_take_a_short_sidecar(
-    stock: Path, files: Files, tmp_path: Path
+    stock: Path, files: Files, tmp_path: Path, copied: Copied
 ) -> None:
-    model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
+    model = copied("base")
     shutil.copy(files("sidecar"), tmp_path / "mtp-model.gguf")
     assert "mtp-model.gguf" in refusal(stock, model)
     assert "-md" in printed(stock, model, "--head", files("head"))
 
 
 def test_files_beside_that_do_not_fit_are_left_alone(
-    patched: Path, files: Files, tmp_path: Path
+    patched: Path, files: Files, tmp_path: Path, copied: Copied
 ) -> None:
-    model = Path(shutil.copy(files("base"), tmp_path / "model.gguf"))
+    model = copied("base")
     (tmp_path / "mtp-broken.gguf").write_bytes(b"GGUF")
     shutil.copy(files("plain"), tmp_path / "mtp-whole.gguf")
     assert "has no MTP head" in refusal(patched, model, "--depth", "2")
@@ -471,14 +461,13 @@ def test_a_model_without_a_head_is_served_with_drafts_from_its_text(
         (llama, ("--depth", "auto"), True, "no MTP head for architecture 'llama'"),
         (llama, ("--no-lookup",), False, "no MTP head for architecture 'llama'"),
     ):
-        words = ("--llama-server", patched, "--print-command", *options)
-        done = invoke("serve", path, *words)
+        done = serve(patched, path, *options)
         assert done.exit_code == 0
         assert ("--spec-type lookup" in done.stdout) is drafts
         assert note in done.stderr
         told = "with drafts from its text" if drafts else "without drafts"
         assert f"; serving {told}\n" in done.stderr
-    done = invoke("serve", llama, "--llama-server", stock, "--print-command")
+    done = serve(stock, llama)
     assert "; serving without drafts\n" in done.stderr
     assert "--spec-type" not in done.stdout
     plan = invoke("up", model, "--llama-server", patched, "--dry-run", "--json")
@@ -523,9 +512,6 @@ def test_a_folder_of_models(patched: Path, tmp_path: Path) -> None:
         (tmp_path / name).touch()
     named = f"found a folder; name a GGUF in it: '{tmp_path}/a b.gguf', {tmp_path}/c.gguf, "
     assert f"{named}{tmp_path}/d.gguf and 1 more" in refusal(patched, tmp_path)
-
-
-# ------------------------------------------------------------ words and addresses
 
 
 def test_paths_are_quoted(files: Files, tmp_path: Path) -> None:

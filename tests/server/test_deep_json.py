@@ -13,7 +13,7 @@ import pytest
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.native.sessions.session_file import check_session
 from support.models import Files
-from support.real_server import post_text, running
+from support.real_server import Server, post
 from support.session_files import SessionFile, version_1
 
 pytestmark = pytest.mark.server
@@ -33,6 +33,9 @@ BODIES = [
     ("/v1/responses", '{"input": %s}'),
     ("/tokenize", '{"content": %s}'),
     ("/apply-template", '{"messages": %s}'),
+    ("/detokenize", '{"tokens": %s}'),
+    ("/infill", '{"input_extra": %s}'),
+    ("/lora-adapters", '{"scale": %s}'),
 ]
 # The text of a message, which is JSON of its own.
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": LISTS}}
@@ -41,24 +44,25 @@ CALLED = {
 }
 
 
-def test_requests(patched_server: Path, files: Files, free_port: int) -> None:
-    with running(patched_server, files("plain"), free_port, options=["--no-draft"]) as client:
+def test_requests(server: Server, files: Files) -> None:
+    with server.running(files("plain"), options=["--no-draft"]) as client:
         for path, body in BODIES:
             for value in (LISTS, OBJECTS):
-                status, text = post_text(free_port, path, body % value)
-                assert status == 400, (path, body, text[:200])
-                assert "expected JSON of at most 256 levels, found more" in text
+                status, found = post(client.port, path, body % value)
+                message = found["error"]["message"]
+                assert status == 400, (path, body, message)
+                assert "expected JSON of at most 256 levels, found more" in message
         # a template may take it as text
-        post_text(free_port, "/v1/chat/completions", json.dumps(CALLED))
+        post(client.port, "/v1/chat/completions", CALLED)
         quoted = json.dumps("[" * 300 + '\\"[')  # brackets of a text are no levels
         deepest = f'{{"prompt": {quoted}, "n_predict": 1, "unknown": {"[" * 255 + "]" * 255}}}'
-        assert post_text(free_port, "/completion", deepest)[0] == 200
+        assert post(client.port, "/completion", deepest)[0] == 200
         deeper = deepest.replace("]", "]]").replace("[[", "[[[")
-        assert post_text(free_port, "/completion", deeper)[0] != 200
+        assert post(client.port, "/completion", deeper)[0] != 200
         client.complete([5, 6, 7])
 
 
-def test_session_files(patched_server: Path, files: Files, free_port: int, tmp_path: Path) -> None:
+def test_session_files(server: Server, files: Files, tmp_path: Path) -> None:
     """Before a server starts, and while it runs: JSON of old files, and where new ones have some.
 
     llama-server reads none of it, nor does it take a file with more fields, or one of Python.
@@ -88,7 +92,7 @@ def test_session_files(patched_server: Path, files: Files, free_port: int, tmp_p
 
     write("before")
     options = ("--no-draft", "--session-dir", folder)
-    with running(patched_server, files("plain"), free_port, options=options) as client:
+    with server.running(files("plain"), options=options) as client:
         client.complete([5 + n * n % 200 for n in range(300)])
         write("while")
         client.complete([7 + n * 3 % 150 for n in range(300)])

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from support.models import Files
+from mtp_gguf.gguf_tools.depth_file import VARIABLE
+from support.models import Dial, Files
 from support.real_server import (
     PROMPTS,
     STEPS,
     TEXTS,
-    answers,
+    Server,
+    at_once,
     certain,
     check_beginnings,
     drafts_of,
@@ -30,18 +32,22 @@ LONG = 400  # tokens, enough to find out
 WARM = 100  # of its cycles, in which it finds out
 
 
-def chosen(log: Path) -> dict[int, list[int]]:
+def chosen(log: str) -> dict[int, list[int]]:
     """Of each slot the drafts that were offered in its cycles, from a log at high verbosity."""
     out: dict[int, list[int]] = {}
-    said = log.read_text("utf-8", "replace")  # it quotes tokens, and those are bytes
-    found = re.findall(r"seq_id (\d+), chosen depth \d+, offered (\d+)", said)
-    for seq, offered in found:
+    for seq, offered in re.findall(r"seq_id (\d+), chosen depth \d+, offered (\d+)", log):
         out.setdefault(int(seq), []).append(int(offered))
     return out
 
 
-def verbose(log: Path) -> Sequence[object]:
-    return ("--log-file", log, "--verbosity", 10)
+def offered_to(
+    server: Server, model: Path, *passed: object, tokens: int = LONG
+) -> tuple[list[int], list[dict[str, Any]]]:
+    """The drafts offered in each cycle of one slot, and the answers to a prompt."""
+    with server.running(model, *passed, options=AUTO, verbose=True) as client:
+        results = at_once(client, PROMPTS[2:3], 1, n_predict=tokens)
+    (offered,) = chosen(client.log()).values()
+    return offered, results
 
 
 @pytest.mark.sample(1)
@@ -50,55 +56,45 @@ def verbose(log: Path) -> Sequence[object]:
     [("plain", ("--spec-draft-p-min", 0.5)), ("table", ()), ("ids", ("--spec-draft-n-min", 2))],
 )
 def test_the_text_is_that_of_no_drafting(
-    layout: str, more: Sequence[object], patched_server: Path, files: Files, free_port: int
+    layout: str, more: Sequence[object], server: Server, files: Files
 ) -> None:
-    asked = (patched_server, files(layout, "demo"), free_port, TEXTS)
-    want = tokens_of(answers(*asked, options=["--no-draft"], n_predict=80))
-    results = answers(*asked, *more, options=AUTO, n_predict=80)
+    asked = (files(layout, "demo"), TEXTS)
+    want = tokens_of(server.answers(*asked, options=["--no-draft"], n_predict=80))
+    results = server.answers(*asked, *more, options=AUTO, n_predict=80)
     assert tokens_of(results) == want
     offered, accepted = drafts_of(results)
     assert 0 < accepted <= offered
 
 
-def test_four_slots_choose_for_themselves(
-    patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
-    model, log = files("ids", "demo"), tmp_path / "log"
-    asked = (patched_server, model, free_port)
-    plain = answers(*asked, TEXTS, options=["--no-draft"], n_probs=2)
-    results = answers(*asked, TEXTS * 3, *verbose(log), options=AUTO, slots=4)
+def test_four_slots_choose_for_themselves(server: Server, files: Files) -> None:
+    model = files("ids", "demo")
+    plain = server.answers(model, TEXTS, options=["--no-draft"], n_probs=2)
+    with server.running(model, "--parallel", 4, options=AUTO, verbose=True) as client:
+        results = at_once(client, TEXTS * 3, 4)
     check_beginnings([certain(result) for result in plain] * 3, results)
-    slots = chosen(log)
+    slots = chosen(client.log())
     assert set(slots) == {0, 1, 2, 3}
     assert all(max(offered) > 0 for offered in slots.values())
 
 
-def test_a_head_that_is_never_right_is_left_alone(
-    patched_server: Path, dial: Any, tmp_path: Path, free_port: int
-) -> None:
-    log = tmp_path / "log"
-    asked = (patched_server, dial(hit=0.0), free_port, PROMPTS[2:3])
-    want = answers(*asked, options=["--no-draft"], n_predict=LONG)
-    results = answers(*asked, *verbose(log), options=AUTO, n_predict=LONG)
+def test_a_head_that_is_never_right_is_left_alone(server: Server, dial: Dial) -> None:
+    model = dial(hit=0.0)
+    want = server.answers(model, PROMPTS[2:3], options=["--no-draft"], n_predict=LONG)
+    offered, results = offered_to(server, model)
     assert tokens_of(results) == tokens_of(want)
-    (offered,) = chosen(log).values()
     assert len(offered) > LONG - 10  # no token came of a draft
     later = offered[WARM:]
     assert later.count(0) > 0.9 * len(later)
 
 
-def test_a_head_that_is_always_right_drafts_deep(
-    patched_server: Path, dial: Any, tmp_path: Path, free_port: int
-) -> None:
+def test_a_head_that_is_always_right_drafts_deep(server: Server, dial: Dial) -> None:
     """The policy measures what drafts cost, so a busy machine gets three tries."""
-    asked = (patched_server, dial("tiny-24", hit=1.0), free_port, PROMPTS[2:3])
-    want = answers(*asked, options=["--no-draft"], n_predict=LONG)
+    model = dial("tiny-24", hit=1.0)
+    want = server.answers(model, PROMPTS[2:3], options=["--no-draft"], n_predict=LONG)
     depths = []
-    for attempt in range(3):
-        log = tmp_path / f"log{attempt}"
-        results = answers(*asked, *verbose(log), options=AUTO, n_predict=LONG)
+    for _ in range(3):
+        offered, results = offered_to(server, model)
         assert tokens_of(results) == tokens_of(want)
-        (offered,) = chosen(log).values()
         assert max(offered) <= MOST
         later = offered[len(offered) // 2 : -1]  # at its end a text has no room
         depths.append(sum(later) / len(later))
@@ -108,14 +104,9 @@ def test_a_head_that_is_always_right_drafts_deep(
     pytest.fail(f"mean depths {depths}, expected more than 2 in one of them")
 
 
-def test_a_maximum_depth_can_be_given(
-    patched_server: Path, dial: Any, tmp_path: Path, free_port: int
-) -> None:
-    log = tmp_path / "log"
-    passed = (*verbose(log), "--spec-draft-n-max", "auto:2")
-    asked = (patched_server, dial(hit=1.0), free_port, PROMPTS[2:3])
-    answers(*asked, *passed, options=AUTO, n_predict=100)
-    (offered,) = chosen(log).values()
+def test_a_maximum_depth_can_be_given(server: Server, dial: Dial) -> None:
+    passed = ("--spec-draft-n-max", "auto:2")
+    offered, _ = offered_to(server, dial(hit=1.0), *passed, tokens=100)
     assert max(offered) == 2
 
 
@@ -128,14 +119,33 @@ def test_a_maximum_depth_can_be_given(
     ],
 )
 def test_without_drafts_in_one_graph_there_is_a_sentence(
-    options: Sequence[str], patched_server: Path, files: Files
+    options: Sequence[str], server: Server, files: Files
 ) -> None:
-    said = refusal(patched_server, "-m", files("plain"), *options, *AUTO)
+    said = refusal(server.program, "-m", files("plain"), *options, *AUTO)
     assert "--spec-draft-n-max auto: takes --spec-type draft-mtp with drafts in one graph" in said
     assert "give a number" in said
 
 
 @pytest.mark.parametrize("value", ["auto:0", "auto:", "auto:x", "automatic", "-1"])
-def test_other_words_are_refused(value: str, patched_server: Path, files: Files) -> None:
-    said = refusal(patched_server, "-m", files("plain"), "--spec-draft-n-max", value)
+def test_other_words_are_refused(value: str, server: Server, files: Files) -> None:
+    said = refusal(server.program, "-m", files("plain"), "--spec-draft-n-max", value)
     assert "--spec-draft-n-max" in said
+
+
+def test_a_server_goes_on_as_the_last_one_ended(
+    server: Server, dial: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It remembers what it has learned, in a file that `serve` chooses."""
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = dial("tiny", hit=0.0)
+    drafts, texts = [], []
+    for depth in ("auto", "auto", "2"):
+        with server.running(model, options=("--depth", depth)) as client:
+            result = client.complete([5, 6, 7, 8], n_predict=120)
+        texts.append(result["tokens"])
+        drafts.append(result["timings"].get("draft_n", 0))
+    assert texts[0] == texts[1] == texts[2]
+    assert drafts[1] <= 2 < drafts[0]
+    files = list((tmp_path / "mtp-gguf" / "depth").iterdir())
+    assert [file.suffix for file in files] == [".depth"]  # a fixed depth learns nothing

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from support import device_calls, places, preloading
 from support.models import Files
-from support.real_server import PROMPTS, counts, running
+from support.real_server import PROMPTS, Server, counts
 
 pytestmark = [pytest.mark.server, pytest.mark.gpu]
 
@@ -24,23 +22,17 @@ GREEDY = {"ignore_eos": False}
 TOP_K = {**SAMPLED, "top_k": 40}
 # A logit that is raised, if only by this, may be any, so all logits are read.
 ALL_LOGITS = {"logit_bias": [[7, 1e-9]]}
-
-
 TOKENS = 120
-
 # Of these, 95 % of the cycles count: where a token appears that the draft vocabulary lacks, its
 # rows are uploaded.
 UPLOADS = ("syncs", "bytes_up", "ups")
 
 
+Spend = Callable[[dict[str, Any], int, int], dict[str, float]]
+
+
 @pytest.fixture
-def spend(
-    patched_server: Path,
-    files: Files,
-    tmp_path: Path,
-    free_port: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[dict[str, Any], int, int], dict[str, float]]:
+def spend(server: Server, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spend:
     """What a cycle of so many graphs exchanges, in the middle of a text that `slots` slots write.
 
     Where texts begin and end, cycles have other numbers of drafts.
@@ -53,12 +45,8 @@ def spend(
         with monkeypatch.context() as patch:
             patch.setenv("DEVICE_CALLS", str(written))
             patch.setenv("LD_PRELOAD", str(library))
-            with (
-                running(patched_server, model, free_port, options=OPTIONS) as client,
-                ThreadPoolExecutor(slots) as pool,
-            ):
-                ask = partial(client.complete, n_predict=TOKENS, **body)
-                results = list(pool.map(ask, [PROMPTS[0]] * slots))
+            asked = (model, [PROMPTS[0]] * slots)
+            results = server.answers(*asked, options=OPTIONS, slots=slots, n_predict=TOKENS, **body)
         found, cycles = device_calls.read_counts(written), TOKENS - counts(results[0])[1]
         assert len(found) < (cycles + 4 * slots) * graphs
         middle = (len(found) // graphs - 14) * graphs
@@ -84,11 +72,7 @@ def spend(
     ids=["greedy", "top-k", "all logits"],
 )
 def test_sampling_reads_what_it_needs(
-    spend: Callable[[dict[str, Any], int, int], dict[str, float]],
-    body: dict[str, Any],
-    graphs: int,
-    waits: int,
-    down: int,
+    spend: Spend, body: dict[str, Any], graphs: int, waits: int, down: int
 ) -> None:
     """Four rows of logits are 65,536 bytes.
 
@@ -103,9 +87,7 @@ def test_sampling_reads_what_it_needs(
     assert spent["bytes_moved"] > 0  # hidden states
 
 
-def test_slots_share_graphs_and_waits(
-    spend: Callable[[dict[str, Any], int, int], dict[str, float]],
-) -> None:
+def test_slots_share_graphs_and_waits(spend: Spend) -> None:
     """Two slots in one batch. Masks of a cache that slots share are uploaded."""
     spent = spend(GREEDY, 2, 2)
     assert spent["graphs"] == 2
@@ -136,11 +118,11 @@ CHAINS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_text_is_that_of_all_logits(patched_server: Path, files: Files, free_port: int) -> None:
+def test_the_text_is_that_of_all_logits(server: Server, files: Files) -> None:
     """With the same logits, the same random numbers choose the same tokens."""
     places.require_gpu()
     n = places.affordable(80)
-    with running(patched_server, files("ids", "demo"), free_port, options=OPTIONS) as client:
+    with server.running(files("ids", "demo"), options=OPTIONS) as client:
         for body in CHAINS:
             bias = [*body.get("logit_bias", []), *ALL_LOGITS["logit_bias"]]
             found, want = (

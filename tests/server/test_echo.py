@@ -1,21 +1,19 @@
-"""`echo`, `logprobs` and `max_tokens=0` of /v1/completions: the answers of MTPLlama, over HTTP."""
+"""`echo`, `logprobs` and `max_tokens=0` of /v1/completions.
+
+`test_chat_requests.py` compares them with the answers of MTPLlama.
+"""
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mtp_gguf.native import MTPLlama
 from support.models import DEMO, Models
-from support.ports import free_port
-from support.real_server import TIMEOUT, running
+from support.real_server import Server, post
 
 pytestmark = pytest.mark.server
 
@@ -32,40 +30,18 @@ def demo(models: Models) -> Path:
 
 
 @pytest.fixture(scope="module", params=["--depth 3", "--no-draft"])
-def port(patched_server: Path, demo: Path, request: pytest.FixtureRequest) -> Iterator[int]:
-    at = free_port()
+def port(server: Server, demo: Path, request: pytest.FixtureRequest) -> Iterator[int]:
     options = request.param.split()
-    with running(patched_server, demo, at, "--parallel", 2, "--kv-unified", options=options):
-        yield at
-
-
-@pytest.fixture(scope="module")
-def python(demo: Path) -> Iterator[MTPLlama]:
-    with closing(MTPLlama(str(demo), n_ctx=2048, n_threads=1, n_threads_batch=1)) as llm:
-        yield llm
+    with server.running(demo, "--parallel", 2, "--kv-unified", options=options) as client:
+        yield client.port
 
 
 def ask(port: int, prompt: Any, **options: Any) -> dict[str, Any]:
-    """The answer; of a stream the first choice, put together."""
     body = {"prompt": prompt, "temperature": 0, **options}
-    url = f"http://127.0.0.1:{port}/v1/completions"
-    with urllib.request.urlopen(
-        urllib.request.Request(url, json.dumps(body).encode()), timeout=TIMEOUT
-    ) as answer:
-        if not options.get("stream"):
-            found: dict[str, Any] = json.load(answer)
-            return found
-        lines = [line.decode().strip() for line in answer]
-    whole: dict[str, Any] = {"text": "", "logprobs": {}}
-    for line in lines:
-        if not line.startswith("data: {"):
-            continue
-        choice = json.loads(line.removeprefix("data: "))["choices"][0]
-        whole["text"] += choice["text"]
-        whole["finish_reason"] = choice["finish_reason"]
-        for name, values in (choice["logprobs"] or {}).items():
-            whole["logprobs"].setdefault(name, []).extend(values)
-    return {"choices": [whole]}
+    status, found = post(port, "/v1/completions", body)
+    assert status == 200, found
+    answer: dict[str, Any] = found
+    return answer
 
 
 def check(found: dict[str, Any], wanted: Any) -> None:
@@ -78,20 +54,6 @@ def check(found: dict[str, Any], wanted: Any) -> None:
         pairs = zip(found["logprobs"][name], wanted["logprobs"][name], strict=True)
         for ours, theirs in pairs:
             assert ours == pytest.approx(theirs, abs=CLOSE)
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("stream", [False, True], ids=["", "stream"])
-@pytest.mark.parametrize("max_tokens", [0, 12])
-@pytest.mark.parametrize("prompt", [SHORT, EURO, LONG, IDS], ids=["short", "euro", "long", "ids"])
-def test_prompts_have_the_log_probabilities_of_python(
-    port: int, python: MTPLlama, prompt: Any, max_tokens: int, stream: bool
-) -> None:
-    options: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": 3, "echo": True}
-    [wanted] = python.create_completion(prompt, temperature=0, **options)["choices"]
-    for _ in range(2):  # also where the slot has the prompt already
-        [found] = ask(port, prompt, stream=stream, **options)["choices"]
-        check(found, wanted)
 
 
 def test_prompts_of_a_batch_are_as_each_alone(port: int) -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from support.commands import run_python
 from support.models import ROOT, Files
-from support.ports import free_port
-from support.serving import serving
+from support.real_server import Server
 
 PAGE = ROOT / "docs" / "ecosystem.md"
 PORT = "8080"  # in the programs
@@ -40,15 +39,10 @@ def test_every_program_has_a_name() -> None:
 
 
 @pytest.fixture(scope="module")
-def port(
-    patched_server: Path, files: Files, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[int]:
+def port(server: Server, files: Files) -> Iterator[int]:
     """The port of a server with the demo model."""
-    found = free_port()
-    passed = ("-c", 2048, "--parallel", 2, "-t", 2)
-    with serving(patched_server, files("ids", "demo"), found, *passed) as run:
-        run.until("ready: ")
-        yield found
+    with server.running(files("ids", "demo"), "--parallel", 2) as client:
+        yield client.port
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.ports import free_port
-from support.real_server import STEPS, TIMEOUT, running
+from support.models import Dial
+from support.real_server import STEPS, Server, post
 
 pytestmark = pytest.mark.server
 
@@ -33,21 +31,17 @@ def endings(port: int, cycle: dict[int, int]) -> tuple[list[Any], int]:
             "ignore_eos": True,
             "return_tokens": True,
         }
-        url = f"http://127.0.0.1:{port}/completion"
-        request = urllib.request.Request(url, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            result = json.load(answer)
+        _, result = post(port, "/completion", body)
         found.append([result[key] for key in ("tokens", "stop_type", "truncated")])
         accepted += result["timings"].get("draft_n_accepted", 0)
     return found, accepted
 
 
 @pytest.fixture(scope="module")
-def expected(patched_server: Path, dial: Any) -> list[Any]:
+def expected(server: Server, dial: Dial) -> list[Any]:
     """How answers end without drafting: one token is generated that no position is left for."""
-    port = free_port()
-    with running(patched_server, dial("tiny"), port, *SIZE, options=["--no-draft"]):
-        found, _ = endings(port, dial.successors("tiny"))
+    with server.running(dial("tiny"), *SIZE, options=["--no-draft"]) as client:
+        found, _ = endings(client.port, dial.successors("tiny"))
     for length, (tokens, stop, truncated) in zip(LENGTHS, found, strict=True):
         assert (len(tokens), stop, truncated) == (CONTEXT - length, "limit", True)
     return found
@@ -61,15 +55,14 @@ def test_drafts_do_not_end_it_earlier(
     depth: int | str,
     sessions: bool,
     expected: list[Any],
-    patched_server: Path,
-    dial: Any,
-    free_port: int,
+    server: Server,
+    dial: Dial,
     tmp_path: Path,
 ) -> None:
     options = ["--depth", 3 if depth == "steps" else depth]
     passed = [*SIZE, *([STEPS] if depth == "steps" else [])]
     passed += ["--session-dir", tmp_path] if sessions else []
-    with running(patched_server, dial("tiny"), free_port, *passed, options=options):
-        found, accepted = endings(free_port, dial.successors("tiny"))
+    with server.running(dial("tiny"), *passed, options=options) as client:
+        found, accepted = endings(client.port, dial.successors("tiny"))
     assert accepted > 0
     assert found == expected

@@ -13,7 +13,7 @@ from mtp_gguf.server.build import Build
 from mtp_gguf.server.find import VARIABLE, ask, find_server, finds_gpu
 from support.commands import invoke
 from support.models import Files
-from support.stand_in_server import PATCHED_HELP, STOCK_HELP, write_stand_in
+from support.stand_in_server import write_stand_in
 
 
 def test_option_then_environment_then_our_build_then_path(
@@ -45,18 +45,6 @@ def test_what_was_named_must_be_a_program(
         monkeypatch.setenv(VARIABLE, str(named))
     with pytest.raises(ServerError, match="expected a program"):
         find_server(named if through == "option" else None)
-
-
-@pytest.mark.parametrize(
-    ("usage", "drafts", "fastmtp"),
-    [(PATCHED_HELP, True, True), (STOCK_HELP, True, False), ("--model FNAME", False, False)],
-)
-def test_a_server_is_what_its_help_says(
-    usage: str, drafts: bool, fastmtp: bool, tmp_path: Path
-) -> None:
-    server = ask(write_stand_in(tmp_path / "llama server", usage))
-    assert (server.drafts, server.fastmtp) == (drafts, fastmtp)
-    assert server.version == "version: stand-in"
 
 
 def test_another_program_is_not_a_server(tmp_path: Path) -> None:

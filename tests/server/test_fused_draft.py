@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
 import re
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,21 +14,21 @@ from support.models import Dial, Files
 from support.native_trunk import opened_session
 from support.real_server import (
     DEPTH,
+    LEAST_ACCEPTED,
     PROMPTS,
     STEPS,
     TEXTS,
-    TIMEOUT,
     TOKENS,
-    Client,
-    answers,
-    beside,
+    Server,
+    at_once,
     certain,
     check_beginnings,
     counts,
     drafted,
-    drafted_in,
     drafts_of,
-    running,
+    in_layout,
+    post,
+    tokens_of,
 )
 
 pytestmark = pytest.mark.server
@@ -48,48 +45,34 @@ everywhere = pytest.mark.parametrize(
 LONG = "".join(TEXTS) * 4  # longer than a checkpoint's distance
 
 
-def weights_mib(log: Path) -> float:
+def weights_mib(log: str) -> float:
     """Of the model in all buffers, as llama.cpp counts them when it loads."""
-    found = re.findall(r"model buffer size = +([\d.]+) MiB", log.read_text(errors="replace"))
-    return sum(map(float, found))
-
-
-def post(client: Client, path: str, body: dict[str, Any]) -> Any:
-    """Ask the server of `client` for something else than a completion."""
-    url = client.url.replace("/completion", path)
-    with urllib.request.urlopen(
-        urllib.request.Request(url, json.dumps(body).encode()), timeout=TIMEOUT
-    ) as answer:
-        return json.load(answer)
+    return sum(map(float, re.findall(r"model buffer size = +([\d.]+) MiB", log)))
 
 
 @pytest.mark.sample(1)
 @everywhere
 @pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])
 def test_both_drivers_draft_alike(
-    layout: str, layers: int, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+    layout: str, layers: int, server: Server, files: Files, tmp_path: Path
 ) -> None:
     device = places.require_gpu() if layers else "CPU"
-    model = files("base" if layout == "sidecar" else layout, "demo")
-    if layout == "sidecar":
-        model = beside(model, files(layout, "demo"), tmp_path)
+    model, options = in_layout(files, layout, "demo", tmp_path), (*OPTIONS, "-ngl", layers)
     seen: list[tuple[list[list[int]], list[tuple[int, int]], list[int]]] = []
     for driver in ([], [STEPS]):
-        log = tmp_path / f"log{len(seen)}"
-        passed = (*driver, "--log-file", log, "--verbosity", 10)
-        options = (*OPTIONS, "-ngl", layers)
-        with running(patched_server, model, free_port, *passed, options=options) as client:
-            results = [client.complete(text) for text in TEXTS]
-        said = log.read_text(errors="replace")
-        assert (f"{IN_ONE_GRAPH}{device}" in said) == (not driver)
-        seen.append(
-            ([result["tokens"] for result in results], [*map(counts, results)], drafted(log))
-        )
+        with server.running(model, *driver, options=options, verbose=True) as client:
+            results = at_once(client, TEXTS, 1)
+        assert (f"{IN_ONE_GRAPH}{device}" in client.log()) == (not driver)
+        seen.append((tokens_of(results), [*map(counts, results)], drafted(client.log())))
     (texts, found, one_graph), (want_texts, want, steps) = seen
     assert texts == want_texts
+    if not layers:
+        plain = server.answers(model, TEXTS, options=["--no-draft"])
+        assert texts == tokens_of(plain)
+    offered, accepted = map(sum, zip(*found, strict=True))
+    assert accepted > LEAST_ACCEPTED * offered
     if layers or layout == "ids":  # llama.cpp's own driver has no list that follows the text
-        accepted, want_accepted = (sum(of for _, of in pairs) for pairs in (found, want))
-        assert accepted == pytest.approx(want_accepted, rel=0.05)
+        assert accepted == pytest.approx(sum(right for _, right in want), rel=0.05)
     else:
         assert found == want
     assert len(one_graph) > len(TEXTS) * TOKENS / 2
@@ -101,28 +84,18 @@ def test_both_drivers_draft_alike(
 @pytest.mark.parametrize("shape", ["tiny-3v", "tiny-moe"])
 @pytest.mark.parametrize("layout", ["plain", "ids", "table", "sidecar"])
 def test_text_and_acceptance_are_the_cpus(
-    layout: str,
-    shape: str,
-    patched_server: Path,
-    files: Files,
-    dial: Dial,
-    tmp_path: Path,
-    free_port: int,
+    layout: str, shape: str, server: Server, files: Files, dial: Dial, tmp_path: Path
 ) -> None:
     """Of a trunk whose choices have no near ties, and a head that is often right."""
-    device, folder = places.require_gpu(), dial.checkpoint(shape)
-    model = files("base" if layout == "sidecar" else layout, folder)
-    if layout == "sidecar":
-        model = beside(model, files(layout, folder), tmp_path)
+    device = places.require_gpu()
+    model = in_layout(files, layout, dial.checkpoint(shape), tmp_path)
     cycle = dial.successors(shape)
     found: list[list[tuple[list[int], tuple[int, int]]]] = []
     for layers, place in ((0, "CPU"), (places.ALL, device)):
-        log = tmp_path / f"{place}.log"
         options = (*OPTIONS, "-ngl", layers)
-        passed = ("--log-file", log, "--verbosity", 10)
-        with running(patched_server, model, free_port, *passed, options=options) as client:
-            results = [client.complete(prompt) for prompt in PROMPTS]
-        said = log.read_text(errors="replace")
+        with server.running(model, options=options, verbose=True) as client:
+            results = at_once(client, PROMPTS, 1)
+        said = client.log()
         assert f"{IN_ONE_GRAPH}{place}" in said
         assert ("hidden states of 1 of 1 sequences stay on the device" in said) == (layers > 0)
         weights = [*map(float, re.findall(r"in one graph on \S+ \(weights ([\d.]+) MiB", said))]
@@ -139,35 +112,28 @@ def test_text_and_acceptance_are_the_cpus(
 @pytest.mark.parametrize("driver", [(), (STEPS,)], ids=["one graph", "steps"])
 @pytest.mark.parametrize("spec", ["dense-3v", "next-unfused"])
 def test_drafts_follow_from_the_text_alone(
-    spec: str,
-    driver: tuple[str, ...],
-    patched_server: Path,
-    files: Files,
-    tmp_path: Path,
-    free_port: int,
+    spec: str, driver: tuple[str, ...], server: Server, files: Files
 ) -> None:
     """They are those of a new session, whatever the slot did before and whatever was rejected.
 
     With random weights every draft depends on all of the head's rows. Qwen3-Next restores a copy of
     its state after a rejected draft and decodes the accepted tokens again.
     """
-    model, log = files("plain", spec), tmp_path / "log"
-    passed = ("--parallel", 1, *driver, "--log-file", log, "--verbosity", 10)
-    prompt = PROMPTS[3]
-    with running(patched_server, model, free_port, *passed, options=OPTIONS) as client:
+    model, prompt = files("plain", spec), PROMPTS[3]
+    passed = ("--parallel", 1, *driver)
+    with server.running(model, *passed, options=OPTIONS, verbose=True) as client:
         client.complete(PROMPTS[2])
         text = [*prompt, *client.complete(prompt)["tokens"]]
-    follow_from(text, len(prompt), model, log, skips=spec == "next-unfused")
+    follow_from(text, len(prompt), model, client.log(), skips=spec == "next-unfused")
 
 
-def follow_from(text: list[int], last: int, model: Path, log: Path, *, skips: bool) -> None:
+def follow_from(text: list[int], last: int, model: Path, log: str, *, skips: bool) -> None:
     """The drafts of the last request are those of a new session after the same text.
 
     last: the token of `text` that the first draft begins with. skips: after a rejected draft there
     is a cycle without drafts.
     """
-    said = log.read_text(errors="replace").rsplit("launch_slot_", 1)[1]
-    found = iter(drafted_in(said))
+    found = iter(drafted(log.rsplit("launch_slot_", 1)[1]))
     cycles = 0
     with opened_session(model, "checkpoint", DEPTH) as (session, _):
         while last + DEPTH + 1 < len(text):  # after that there is no room for all drafts
@@ -185,25 +151,20 @@ def follow_from(text: list[int], last: int, model: Path, log: Path, *, skips: bo
     assert cycles > TOKENS / 4
 
 
-def test_drafts_after_a_checkpoint(
-    patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_drafts_after_a_checkpoint(server: Server, files: Files) -> None:
     """It has the hidden state before the first new token; the text is short, so that it matters."""
-    model, log = files("plain", "dense-3v"), tmp_path / "log"
-    passed = ("--parallel", 1, "--cache-ram", 0, "--log-file", log, "--verbosity", 10)
-    prompt = [5, 6, 7, 8, 9, 10, 11, 12, 13]
-    with running(patched_server, model, free_port, *passed, options=OPTIONS) as client:
+    model, prompt = files("plain", "dense-3v"), [5, 6, 7, 8, 9, 10, 11, 12, 13]
+    passed = ("--parallel", 1, "--cache-ram", 0)
+    with server.running(model, *passed, options=OPTIONS, verbose=True) as client:
         client.complete(prompt)
         prompt = [*prompt[:7], 700, 3]
         text = [*prompt, *client.complete(prompt)["tokens"]]
-    assert "restored context checkpoint" in log.read_text(errors="replace")
-    follow_from(text, len(prompt), model, log, skips=False)
+    assert "restored context checkpoint" in client.log()
+    follow_from(text, len(prompt), model, client.log(), skips=False)
 
 
 @pytest.mark.thorough
-def test_the_head_is_in_memory_once(
-    patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_the_head_is_in_memory_once(server: Server, files: Files) -> None:
     """The model beside it takes what it takes where nothing drafts, and less than for the steps.
 
     A head that cannot be run by itself (of a cache in other types) leaves the model its layer.
@@ -216,49 +177,38 @@ def test_the_head_is_in_memory_once(
         (OPTIONS, (STEPS,)),
         (OPTIONS, other),
     ):
-        log = tmp_path / f"log{len(sizes)}"
-        more = (*passed, "--load-mode", "none", "--log-file", log, "--verbosity", 10)
-        with running(patched_server, files("plain"), free_port, *more, options=options) as client:
+        more = (*passed, "--load-mode", "none")
+        with server.running(files("plain"), *more, options=options, verbose=True) as client:
             assert ("draft_n" in client.complete(TEXTS[0])["timings"]) == bool(sizes)
-        sizes.append(weights_mib(log))
+        sizes.append(weights_mib(client.log()))
     without, in_one_graph, in_steps, refused = sizes
     assert 0 < without == in_one_graph < in_steps == refused
 
 
 @pytest.mark.thorough
-def test_an_unlikely_draft_is_not_offered(
-    patched_server: Path, files: Files, free_port: int
-) -> None:
-    answers = []
-    for p_min in (0.0, 0.5, 1.1):
-        passed = ("--spec-draft-p-min", p_min)
-        with running(
-            patched_server, files("ids", "demo"), free_port, *passed, options=OPTIONS
-        ) as client:
-            answers.append([client.complete(text) for text in TEXTS])
-    assert len({str([result["tokens"] for result in results]) for results in answers}) == 1
-    offered, accepted = zip(
-        *(map(sum, zip(*map(counts, results), strict=True)) for results in answers[:2]), strict=True
-    )
+def test_an_unlikely_draft_is_not_offered(server: Server, files: Files) -> None:
+    answers = [
+        server.answers(files("ids", "demo"), TEXTS, "--spec-draft-p-min", p_min, options=OPTIONS)
+        for p_min in (0.0, 0.5, 1.1)
+    ]
+    assert tokens_of(answers[0]) == tokens_of(answers[1]) == tokens_of(answers[2])
+    offered, accepted = zip(*map(drafts_of, answers[:2]), strict=True)
     assert 0 < offered[1] < offered[0]
     assert accepted[1] / offered[1] > accepted[0] / offered[0]
     assert not any("draft_n" in result["timings"] for result in answers[2])
 
 
-def test_a_cached_prompt_brings_its_head_along(
-    patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_a_cached_prompt_brings_its_head_along(server: Server, files: Files) -> None:
     """A prompt that left its only slot for the cache in memory is drafted on as it was before.
 
     With random weights every draft depends on all of the head's rows.
     """
-    log = tmp_path / "log"
-    passed = ("--parallel", 1, "--log-file", log, "--verbosity", 10)
     prompts = [list(range(40, 300)), list(range(500, 800))] * 2
-    with running(patched_server, files("ids"), free_port, *passed, options=OPTIONS) as client:
-        results = [client.complete(prompt) for prompt in prompts]
+    passed = ("--parallel", 1)
+    with server.running(files("ids"), *passed, options=OPTIONS, verbose=True) as client:
+        results = at_once(client, prompts, 1)
     assert all(result["timings"]["cache_n"] > 0 for result in results[2:])
-    tokens = iter(drafted(log))
+    tokens = iter(drafted(client.log()))
     drafts = [list(itertools.islice(tokens, counts(result)[0])) for result in results]
     assert min(map(len, drafts)) > TOKENS
     assert drafts[:2] == drafts[2:]
@@ -266,57 +216,52 @@ def test_a_cached_prompt_brings_its_head_along(
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("slots", [2, 8])
-def test_slots_share_the_graph_and_draft_as_alone(
-    slots: int, patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_slots_share_the_graph_and_draft_as_alone(slots: int, server: Server, files: Files) -> None:
     """The same texts, as far as no near tie is in them, and the same acceptance as one slot has.
 
-    With a list that does not follow the texts, which all slots would share.
+    With a list that does not follow the texts, which all slots would share. Each prompt comes
+    three times, so that slots have it already.
     """
-    model, log = files("table", "demo"), tmp_path / "log"
-    asked = (patched_server, model, free_port, TEXTS)
-    plain = answers(*asked, options=["--no-draft"], n_predict=48, n_probs=2)
-    alone = answers(*asked, options=OPTIONS, n_predict=48)
-    passed = ("--log-file", log, "--verbosity", 10)
-    together = answers(*asked, *passed, options=OPTIONS, slots=slots, n_predict=48)
-    check_beginnings([certain(result) for result in plain], together)
+    asked = (files("table", "demo"), TEXTS)
+    plain = server.answers(*asked, options=["--no-draft"], n_predict=48, n_probs=2)
+    alone = server.answers(*asked, options=OPTIONS, n_predict=48)
+    passed = ("--parallel", slots)
+    with server.running(asked[0], *passed, options=OPTIONS, verbose=True) as client:
+        together = at_once(client, TEXTS * 3, slots, n_predict=48)
+    beginnings = [certain(result) for result in plain]
+    assert sum(map(len, beginnings)) > len(TEXTS) * TOKENS / 2  # there is something to compare
+    check_beginnings(beginnings * 3, together)
     offered, accepted = drafts_of(together)
     offered_alone, accepted_alone = drafts_of(alone)
     assert accepted / offered == pytest.approx(accepted_alone / offered_alone, rel=0.05)
-    said = log.read_text(errors="replace")
-    graphs = [int(n) for n in re.findall(r"drafting for (\d+) sequences in one graph", said)]
+    said = re.findall(r"drafting for (\d+) sequences in one graph", client.log())
+    graphs = [*map(int, said)]
     assert slots // 2 <= max(graphs) <= slots  # on a busy machine answers overlap less
     assert len(graphs) < offered / DEPTH  # fewer than with a graph for each draft
 
 
 @everywhere
-def test_several_answers_to_one_prompt(
-    layers: int, patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_several_answers_to_one_prompt(layers: int, server: Server, files: Files) -> None:
     """The slots of the other answers get the prompt's rows, too."""
-    log, options = tmp_path / "log", (*OPTIONS, "-ngl", layers)
-    slots = ("--parallel", 4, "--log-file", log, "--verbosity", 10)
-    with running(
-        patched_server, files("ids", "demo"), free_port, *slots, options=options
-    ) as client:
+    options = (*OPTIONS, "-ngl", layers)
+    passed = (files("ids", "demo"), "--parallel", 4)
+    with server.running(*passed, options=options, verbose=True) as client:
         alone = client.complete(LONG, cache_prompt=False)
         body = {"prompt": LONG, "n_predict": TOKENS, "temperature": 0, "ignore_eos": True}
-        answers = post(client, "/completion", {**body, "n_cmpl": 4, "return_tokens": True})
+        body |= {"n_cmpl": 4, "return_tokens": True}
+        _, answers = post(client.port, "/completion", body)
     assert [answer["tokens"] for answer in answers] == [alone["tokens"]] * 4
     assert [counts(answer) for answer in answers] == [counts(alone)] * 4
-    said = log.read_text(errors="replace")
-    assert ("hidden states of 4 of 4 sequences stay on the device" in said) == (layers > 0)
+    said = "hidden states of 4 of 4 sequences stay on the device"
+    assert (said in client.log()) == (layers > 0)
 
 
-def test_a_slot_from_a_file_starts_anew(
-    patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_a_slot_from_a_file_starts_anew(server: Server, files: Files, tmp_path: Path) -> None:
     passed = ("--parallel", 1, "--cache-ram", 0, "--slot-save-path", f"{tmp_path}/")
-    with running(
-        patched_server, files("ids", "demo"), free_port, *passed, options=OPTIONS
-    ) as client:
+    with server.running(files("ids", "demo"), *passed, options=OPTIONS) as client:
         want = client.complete(LONG)["tokens"]
-        post(client, "/slots/0?action=save", {"filename": "slot"})
-        client.complete(TEXTS[1])
-        post(client, "/slots/0?action=restore", {"filename": "slot"})
-        assert client.complete(LONG)["tokens"] == want
+        for action, between in (("save", TEXTS[1]), ("restore", LONG)):
+            body = {"filename": "slot"}
+            assert post(client.port, f"/slots/0?action={action}", body)[0] == 200
+            found = client.complete(between)["tokens"]
+        assert found == want

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from support.models import Files
-from support.real_server import TEXTS, answers, drafts_of, tokens_of
+from support.real_server import TEXTS, Server, drafts_of, tokens_of
 
 pytestmark = pytest.mark.server
 
@@ -20,18 +18,16 @@ DEPTHS = (1, 2, 3, 4, "auto")
 
 
 @pytest.mark.thorough
-def test_the_text_is_the_same_at_every_depth(
-    patched_server: Path, files: Files, free_port: int
-) -> None:
-    asked = (patched_server, files("ids", "demo"), free_port, PROMPTS, *AS_SHIPPED)
-    results = answers(*asked, options=["--no-draft"], n_predict=TOKENS)
+def test_the_text_is_the_same_at_every_depth(server: Server, files: Files) -> None:
+    asked = (files("ids", "demo"), PROMPTS, *AS_SHIPPED)
+    results = server.answers(*asked, options=["--no-draft"], n_predict=TOKENS)
     want = tokens_of(results)
     lengths = [result["timings"]["prompt_n"] for result in results]
     assert any(length < 256 < length + TOKENS for length in lengths), lengths
     assert any(length < 512 < length + TOKENS for length in lengths), lengths
     for depth in DEPTHS:
         options = ("--spec-draft-n-max", depth)
-        results = answers(*asked, options=options, n_predict=TOKENS)
+        results = server.answers(*asked, options=options, n_predict=TOKENS)
         assert tokens_of(results) == want, depth
         if depth != "auto":
             assert drafts_of(results)[1] > TOKENS / 2

@@ -9,7 +9,7 @@ import pytest
 
 from support.harness import check_chats, check_completions
 from support.models import Models
-from support.real_server import running
+from support.real_server import Server
 
 pytestmark = [
     pytest.mark.server,
@@ -20,16 +20,16 @@ pytestmark = [
 
 @pytest.mark.parametrize("tokenized", [True, False], ids=["ids", "text"])
 def test_local_completions_are_the_numbers_of_transformers(
-    tokenized: bool, patched_server: Path, models: Models, free_port: int, tmp_path: Path
+    tokenized: bool, server: Server, models: Models, tmp_path: Path
 ) -> None:
     model = models.gguf("demo", "F32", "F32")
-    with running(patched_server, model, free_port, "--parallel", 2, options=["--depth", 3]):
-        check_completions(tmp_path, free_port, 4, tokenized_requests=tokenized)
+    with server.running(model, "--parallel", 2, options=["--depth", 3]) as client:
+        check_completions(tmp_path, client.port, 4, tokenized_requests=tokenized)
 
 
 def test_local_chat_completions_are_the_answers_of_transformers(
-    patched_server: Path, models: Models, free_port: int, tmp_path: Path
+    server: Server, models: Models, tmp_path: Path
 ) -> None:
     model = models.gguf("demo", "F32", "F32")
-    with running(patched_server, model, free_port, options=["--depth", 3]):
-        check_chats(tmp_path, free_port)
+    with server.running(model, options=["--depth", 3]) as client:
+        check_chats(tmp_path, client.port)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from support.hostile_templates import HOSTILE
 from support.models import Files
-from support.real_server import SETTINGS, post_text
-from support.serving import PATIENCE
+from support.real_server import SETTINGS, post
+from support.serving import PATIENCE, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough]
 
-
-BODY = '{"max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}'
+BODY = {"max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -31,20 +29,20 @@ def test_a_server_refuses_or_answers(
     command += ["--jinja", "--chat-template-file", template]
     with (
         log.open("w") as output,
-        subprocess.Popen([str(w) for w in command], stdout=output, stderr=output) as server,
+        subprocess.Popen([str(w) for w in command], stdout=output, stderr=output) as process,
     ):
         try:
-            deadline = time.monotonic() + PATIENCE
-            while server.poll() is None and "listening on http" not in log.read_text():
-                assert time.monotonic() < deadline, "neither ready nor ended"
-                time.sleep(0.05)
-            if server.poll() is None:
+            wait_for(
+                lambda: process.poll() is not None or "listening on http" in log.read_text(),
+                "it is ready or ends",
+            )
+            if process.poll() is None:
                 for _ in range(2):
-                    status, text = post_text(free_port, "/v1/chat/completions", BODY)
-                    assert status in {200, 400, 500}, text
-                server.send_signal(signal.SIGINT)
-                assert server.wait(PATIENCE) == 0
+                    status, found = post(free_port, "/v1/chat/completions", BODY)
+                    assert status in {200, 400, 500}, found
+                process.send_signal(signal.SIGINT)
+                assert process.wait(PATIENCE) == 0
             else:
-                assert server.returncode == 1, log.read_text()[-2000:]
+                assert process.returncode == 1, log.read_text()[-2000:]
         finally:
-            server.kill()
+            process.kill()

@@ -18,7 +18,7 @@ import pytest
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 from support.models import Models
-from support.real_server import running
+from support.real_server import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.ecosystem]
 
@@ -72,17 +72,15 @@ def answer(llm: MTPLlama, messages: list[Any], grammar: str | None) -> tuple[str
     return choice["message"]["content"], values
 
 
-def test_scores_and_values(
-    patched_server: Path, models: Models, free_port: int, tmp_path: Path
-) -> None:
+def test_scores_and_values(server: Server, models: Models, tmp_path: Path) -> None:
     model = models.gguf("demo", "F32", "F32")
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True, timeout=600)
     with closing(MTPLlama(str(model), n_ctx=2048, n_threads=1, n_threads_batch=1)) as llm:
         right, _ = answer(llm, [{"role": "user", "content": "Write a loop."}], None)
-        with running(patched_server, model, free_port, options=["--depth", 3]):
-            url = f"http://127.0.0.1:{free_port}/v1"
+        with server.running(model, options=["--depth", 3]) as client:
+            url = f"http://127.0.0.1:{client.port}/v1"
             done = subprocess.run(
                 [python, "-c", RUN, url, tmp_path / "logs", LETTER, right],
                 cwd=tmp_path,

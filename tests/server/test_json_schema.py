@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,42 +11,22 @@ import pytest
 
 from mtp_gguf.native import MTPLlama, schema_grammar
 from support.models import Models
-from support.ports import free_port
-from support.real_server import DEPTH, running
+from support.real_server import DEPTH, Server, post
 from support.schemas import SCHEMAS, Acceptance, check
 
 pytestmark = pytest.mark.server
 
-SEEDS = 200
-OWN_SEEDS = 25  # with our grammars, which tests/native tests in full
+SEEDS = 40  # of each schema
+OWN_SEEDS = 5  # with our grammars, which tests/native tests in full
 
 
-class Client:
-    """Asks a server at `port`."""
-
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
-
-    def chat(self, **options: Any) -> dict[str, Any]:
-        """The choice that a chat at a high temperature answers."""
-        messages = [{"role": "user", "content": "Write JSON."}]
-        body = {"messages": messages, "temperature": 1.2, "max_tokens": 250, **options}
-        choice: dict[str, Any] = self.post("/v1/chat/completions", body)["choices"][0]
-        return choice
-
-    def grammar(self, schema: Any) -> str:
-        """The grammar that the server makes of a schema."""
-        body = {"prompt": "x", "n_predict": 0, "json_schema": schema}
-        found: str = self.post("/completion", body)["generation_settings"]["grammar"]
-        return found
+def chat(port: int, **options: Any) -> dict[str, Any]:
+    """The choice that a chat at a high temperature answers."""
+    messages = [{"role": "user", "content": "Write JSON."}]
+    body = {"messages": messages, "temperature": 1.2, "max_tokens": 250, **options}
+    _, found = post(port, "/v1/chat/completions", body)
+    choice: dict[str, Any] = found["choices"][0]
+    return choice
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +35,9 @@ def model(models: Models) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(patched_server: Path, model: Path) -> Iterator[Client]:
-    port = free_port()
-    with running(patched_server, model, port, options=["--spec-draft-n-max", DEPTH]):
-        yield Client(port)
+def port(server: Server, model: Path) -> Iterator[int]:
+    with server.running(model, options=["--spec-draft-n-max", DEPTH]) as client:
+        yield client.port
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +46,9 @@ def accepts(model: Path) -> Iterator[Acceptance]:
         yield Acceptance(llm)
 
 
-def check_texts(client: Client, schema: Any, choices: list[dict[str, Any]]) -> None:
-    """The texts are JSON of the schema; nearly none is cut off by max_tokens."""
+def check_texts(port: int, schema: Any, seeds: range, *options: dict[str, Any]) -> None:
+    """Answers are JSON of the schema, with options that alternate; few are cut by max_tokens."""
+    choices = [chat(port, seed=seed, **options[seed % len(options)]) for seed in seeds]
     texts = [c["message"]["content"] for c in choices if c["finish_reason"] == "stop"]
     for text in texts:
         check(text, schema)
@@ -78,23 +57,22 @@ def check_texts(client: Client, schema: Any, choices: list[dict[str, Any]]) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", range(len(SCHEMAS)), ids=SCHEMAS)
-def test_response_format(client: Client, number: int) -> None:
-    schema, share = [*SCHEMAS.values()][number], SEEDS // len(SCHEMAS)
-    forms = [
+def test_response_format(port: int, number: int) -> None:
+    schema = [*SCHEMAS.values()][number]
+    forms: list[Any] = [
         {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
         {"type": "json_object", "schema": schema},
     ]
-    seeds = range(share * number, share * (number + 1))
-    check_texts(client, schema, [client.chat(seed=s, response_format=forms[s % 2]) for s in seeds])
+    seeds = range(SEEDS * number, SEEDS * (number + 1))
+    check_texts(port, schema, seeds, *({"response_format": form} for form in forms))
 
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)), ids=SCHEMAS)
-def test_our_grammars(client: Client, number: int) -> None:
+def test_our_grammars(port: int, number: int) -> None:
     """A server without our patches takes them, too."""
-    schema, share = [*SCHEMAS.values()][number], OWN_SEEDS // len(SCHEMAS)
-    grammar = schema_grammar(schema)
-    seeds = range(share * number, share * (number + 1))
-    check_texts(client, schema, [client.chat(seed=s, grammar=grammar) for s in seeds])
+    schema = [*SCHEMAS.values()][number]
+    seeds = range(OWN_SEEDS * number, OWN_SEEDS * (number + 1))
+    check_texts(port, schema, seeds, {"grammar": schema_grammar(schema)})
 
 
 TREE = {
@@ -132,9 +110,10 @@ ACCEPTED: list[tuple[Any, list[str], list[str]]] = [
     ("schema", "texts", "others"), ACCEPTED, ids=[json.dumps(schema) for schema, *_ in ACCEPTED]
 )
 def test_what_a_schema_accepts(
-    client: Client, accepts: Acceptance, schema: Any, texts: list[str], others: list[str]
+    port: int, accepts: Acceptance, schema: Any, texts: list[str], others: list[str]
 ) -> None:
-    grammar = client.grammar(schema)
+    body = {"prompt": "x", "n_predict": 0, "json_schema": schema}
+    grammar = post(port, "/completion", body)[1]["generation_settings"]["grammar"]
     for text in texts:
         assert accepts(grammar, text), text
     for text in others:

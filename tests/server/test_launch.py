@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from mtp_gguf.server.launch import RunningServer
 from support.models import Files
-from support.serving import PATIENCE, serving
+from support.serving import PATIENCE, serving, wait_for
 from support.stand_in_server import write_stand_in
+
+Launch = Callable[..., RunningServer]
 
 
 @pytest.fixture
@@ -24,12 +27,24 @@ def server(tmp_path: Path) -> Path:
     return write_stand_in(tmp_path / "a 'server'")
 
 
-def wait_for(file: Path) -> None:
-    """Wait until `file` is there."""
-    deadline = time.monotonic() + PATIENCE
-    while not file.exists():
-        assert time.monotonic() < deadline, f"{file} never came"
-        time.sleep(0.02)
+@pytest.fixture
+def launch(server: Path, free_port: int) -> Launch:
+    """Starts the server from this process, with options of its own."""
+    command = [str(server), "--port", str(free_port)]
+
+    def start(*words: object, log: io.BytesIO | None = None, **how: Any) -> RunningServer:
+        url = f"http://127.0.0.1:{free_port}/health"
+        return RunningServer([*command, *map(str, words)], url, log or io.BytesIO(), **how)
+
+    return start
+
+
+@pytest.fixture
+def terminated() -> Iterator[None]:
+    """SIGTERM does nothing to this process."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_waits_for_health_and_hands_on_the_log(server: Path, files: Files, free_port: int) -> None:
@@ -62,14 +77,15 @@ def test_a_signal_while_loading_ends_the_wait(
     passed = ("--load", 600, "--end", 3, "--armed", armed)
     with serving(server, files("plain"), free_port, *passed) as run:
         run.until("loading")
-        wait_for(armed)
+        wait_for(armed.exists)
         run.process.send_signal(number)
         assert run.end() == 3
         assert not any("before it was ready" in line for line in run.lines)
 
 
+@pytest.mark.usefixtures("terminated")
 def test_a_signal_in_the_moment_of_the_start_is_handed_on(
-    server: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = subprocess.Popen
 
@@ -78,43 +94,28 @@ def test_a_signal_in_the_moment_of_the_start_is_handed_on(
         os.kill(os.getpid(), signal.SIGTERM)
         return process
 
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        monkeypatch.setattr(subprocess, "Popen", start_and_signal)
-        command = [str(server), "--load", str(PATIENCE), "--port", str(free_port)]
-        health = f"http://127.0.0.1:{free_port}/health"
-        with RunningServer(command, health, io.BytesIO()) as run:
-            assert not run.wait_until_ready(lambda _: None)
-            assert run.wait() in (0, 128 + signal.SIGTERM)  # before or after it listens to signals
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(subprocess, "Popen", start_and_signal)
+    with launch("--load", PATIENCE) as run:
+        assert not run.wait_until_ready(lambda _: None)
+        assert run.wait() in (0, 128 + signal.SIGTERM)  # before or after it listens to signals
 
 
-def test_a_signal_in_another_thread_is_handed_on(server: Path, free_port: int) -> None:
+@pytest.mark.usefixtures("terminated")
+def test_a_signal_in_another_thread_is_handed_on(launch: Launch) -> None:
     """It interrupts nothing that the thread does which hands it on."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    command = [str(server), "--port", str(free_port)]
-    health = f"http://127.0.0.1:{free_port}/health"
     sender = threading.Timer(
         0.3, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     )
-    try:
-        with RunningServer(command, health, io.BytesIO(), grace=PATIENCE) as run:
-            assert run.wait_until_ready(lambda _: None)
-            sender.start()
-            began = time.monotonic()
-            assert run.wait() == 0
-            assert time.monotonic() - began < PATIENCE / 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with launch(grace=PATIENCE) as run:
+        assert run.wait_until_ready(lambda _: None)
+        sender.start()
+        began = time.monotonic()
+        assert run.wait() == 0
+        assert time.monotonic() - began < PATIENCE / 2
 
 
-def test_signals_that_stay_ours(
-    server: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_signals_that_stay_ours(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the server is started, and in the moment of its start: it ends, we are interrupted."""
-    command = [str(server), "--load", str(PATIENCE), "--port", str(free_port)]
-    health = f"http://127.0.0.1:{free_port}/health"
     handler = signal.getsignal(signal.SIGINT)
     children: list[subprocess.Popen[bytes]] = []
     start = subprocess.Popen
@@ -128,7 +129,7 @@ def test_signals_that_stay_ours(
     monkeypatch.setattr(subprocess, "Popen", started)
 
     def interrupt() -> None:
-        with RunningServer(command, health, io.BytesIO(), forward=False):
+        with launch("--load", PATIENCE, forward=False):
             assert signal.getsignal(signal.SIGINT) is handler
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(PATIENCE)
@@ -136,21 +137,18 @@ def test_signals_that_stay_ours(
     with pytest.raises(KeyboardInterrupt):
         interrupt()
     with pytest.raises(KeyboardInterrupt):
-        RunningServer(command, health, io.BytesIO(), forward=False)
+        launch("--load", PATIENCE, forward=False)
     assert signal.getsignal(signal.SIGINT) is handler
     assert len(children) == 2
     assert all(child.poll() is not None for child in children)
 
 
-def test_a_server_that_goes_on_is_signalled_again(
-    server: Path, tmp_path: Path, free_port: int
-) -> None:
+def test_a_server_that_goes_on_is_signalled_again(launch: Launch, tmp_path: Path) -> None:
     armed, log = tmp_path / "armed", io.BytesIO()
-    command = [str(server), "--deaf", "1", "--end", "4", "--armed", str(armed)]
-    command += ["--port", str(free_port)]
-    with RunningServer(command, f"http://127.0.0.1:{free_port}/health", log, grace=0.4) as run:
+    words = ("--deaf", 1, "--end", 4, "--armed", armed)
+    with launch(*words, log=log, grace=0.4) as run:
         run.show_log()
-        wait_for(armed)
+        wait_for(armed.exists)
         began = time.monotonic()
         os.kill(os.getpid(), signal.SIGINT)
         assert run.wait() == 4

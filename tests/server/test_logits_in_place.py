@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,10 +19,9 @@ CODE = """
 import ctypes, json, sys
 import llama_cpp as llama
 import numpy as np
+from support.rollback_walk import load
 
-params = llama.llama_model_default_params()
-params.use_extra_bufts = False  # kernels that do not depend on the size of the batch
-model = llama.llama_model_load_from_file(sys.argv[1].encode(), params)
+model = load(sys.argv[1], 0)
 n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
 def context():
@@ -97,16 +93,8 @@ BATCHES = {
 
 def test_logits_are_each_token_s_own(patched_server: Path, files: Files) -> None:
     batches = json.dumps([batch for batch, _ in BATCHES.values()])
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, files("plain"), batches],
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(patched_server.parent)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = dict(zip(BATCHES, json.loads(done.stdout), strict=True))
+    results = answer(patched_server.parent, CODE, files("plain"), batches)
+    found = dict(zip(BATCHES, results, strict=True))
     assert {name: error for name, (error, _) in found.items() if not error <= ROUNDING} == {}
     in_place = {name: place for name, (_, place) in found.items()}
     assert in_place == {name: place for name, (_, place) in BATCHES.items()}
@@ -118,11 +106,7 @@ AFTERWARDS = """
 import json, sys
 import llama_cpp as llama
 import numpy as np
-from support.rollback_walk import WHOLE, Context
-
-params = llama.llama_model_default_params()
-params.use_extra_bufts = False
-model = llama.llama_model_load_from_file(sys.argv[1].encode(), params)
+from support.rollback_walk import WHOLE, Context, load
 
 def copy_to_another_stream(context):
     llama.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
@@ -140,7 +124,7 @@ def row(context, i):
     found = llama.llama_get_logits_ith(context.context, i)
     return np.ctypeslib.as_array(found, (context.n_vocab,)).tolist() if found else None
 
-context = Context(model, 0)
+context = Context(load(sys.argv[1], 0), 0)
 want = context.decode([(seq, i, 5 + 7 * i) for seq in range(2) for i in range(5)]).tolist()
 globals()[sys.argv[2]](context)
 size = llama.llama_state_seq_get_size_ext(context.context, 0, WHOLE)

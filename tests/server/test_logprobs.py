@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.llama_libraries import has_kernels
 from support.models import Files
-from support.ports import free_port
-from support.real_server import STEPS, running
+from support.real_server import STEPS, Server, chunks_of, opened
 
 pytestmark = pytest.mark.server
 
@@ -62,14 +59,8 @@ DRAFTING: dict[str, tuple[tuple[object, ...], tuple[object, ...]]] = {
 def answers(port: int, path: str, body: dict[str, Any], stream: bool) -> list[dict[str, Any]]:
     """The answer as one JSON, or as the chunks of a stream."""
     whole = {"temperature": 0, "ignore_eos": True, "max_tokens": TOKENS, "stream": stream, **body}
-    url = f"http://127.0.0.1:{port}{path}"
-    request = urllib.request.Request(url, json.dumps(whole).encode())
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        if not stream:
-            return [json.load(answer)]
-        lines = [line.decode().strip() for line in answer]
-    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    return [json.loads(chunk) for chunk in data if chunk != "[DONE]"]
+    with opened(port, path, whole) as answer:
+        return [*chunks_of(answer)] if stream else [json.load(answer)]
 
 
 Token = tuple[int, float, dict[int, float]]
@@ -100,11 +91,10 @@ def ask_all(port: int) -> tuple[dict[Case, list[Token]], int]:
 
 
 @pytest.fixture(scope="module")
-def expected(patched_server: Path, files: Files) -> dict[Case, list[Token]]:
+def expected(server: Server, files: Files) -> dict[Case, list[Token]]:
     """What the server says that does not draft."""
-    port = free_port()
-    with running(patched_server, files("plain", "demo"), port, options=["--no-draft"]):
-        return ask_all(port)[0]
+    with server.running(files("plain", "demo"), options=["--no-draft"]) as client:
+        return ask_all(client.port)[0]
 
 
 def check(found: Sequence[Token], wanted: Sequence[Token], case: object) -> None:
@@ -129,16 +119,11 @@ def test_a_stream_has_what_a_whole_answer_has(name: str, expected: dict[Case, li
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("drafting", DRAFTING)
 def test_drafts_change_none(
-    drafting: str,
-    expected: dict[Case, list[Token]],
-    patched_server: Path,
-    files: Files,
-    free_port: int,
+    drafting: str, expected: dict[Case, list[Token]], server: Server, files: Files
 ) -> None:
     options, passed = DRAFTING[drafting]
-    model = files("plain", "demo")
-    with running(patched_server, model, free_port, *passed, options=options):
-        found, accepted = ask_all(free_port)
+    with server.running(files("plain", "demo"), *passed, options=options) as client:
+        found, accepted = ask_all(client.port)
     assert accepted > 0 or drafting == "auto"  # measured times decide
     for case, wanted in expected.items():
         check(found[case], wanted, case)

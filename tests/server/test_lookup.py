@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,7 @@ from mtp_gguf.native.lookup_files import Corpus
 from mtp_gguf.native.vocabulary import Vocabulary
 from support.chi_square import far_off, two_samples
 from support.models import Dial, Files
-from support.real_server import (
-    answers,
-    certain,
-    check_beginnings,
-    counts,
-    drafts_of,
-    refusal,
-    running,
-    tokens_of,
-)
+from support.real_server import Server, certain, check_beginnings, drafts_of, refusal, tokens_of
 
 pytestmark = pytest.mark.server
 
@@ -30,15 +20,26 @@ WORDS = ("one two three four", "red green blue grey", "north east south west", "
 TEXTS = [f"{words} " * 12 for words in WORDS]  # the demo model goes on with the repetition
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("options", [(), ("--depth", 2), ("--no-draft",)])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("plain", ()),
+        ("plain", ("--depth", 2)),
+        ("plain", ("--no-draft",)),
+        ("base", ("--no-draft",)),
+    ],
+)
 def test_the_text_is_that_of_no_drafting(
-    options: tuple[Any, ...], patched_server: Path, files: Files, free_port: int
+    layout: str, options: tuple[Any, ...], server: Server, files: Files
 ) -> None:
-    """With depth auto, a fixed depth, and without a head; and drafts are accepted."""
-    asked = (patched_server, files("plain", "demo"), free_port, TEXTS)
-    want = tokens_of(answers(*asked, options=["--no-draft"], n_predict=60))
-    results = answers(*asked, options=["--lookup", *options], n_predict=60)
+    """With depth auto, a fixed depth, and without a head; and drafts are accepted.
+
+    Recurrent states are rolled back, although nothing asks for that but the text.
+    """
+    asked = (files(layout, "demo"), TEXTS)
+    want = tokens_of(server.answers(*asked, options=["--no-draft"], n_predict=60))
+    results = server.answers(*asked, options=["--lookup", *options], n_predict=60)
     assert tokens_of(results) == want
     offered, accepted = drafts_of(results)
     assert 30 < accepted <= offered
@@ -54,48 +55,43 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", SAMPLING)
-def test_sampled_texts_are_those_of_no_drafting(
-    how: str, patched_server: Path, files: Files, free_port: int
-) -> None:
+def test_sampled_texts_are_those_of_no_drafting(how: str, server: Server, files: Files) -> None:
     """Seed by seed, so the distribution is the same, too.
 
     The fixed depth drafts whatever the times, which decide on a busy machine.
     """
-    model = files("plain", "demo")
-    both: list[list[list[int]]] = []
+    sampled = {"temperature": 0.6, "n_predict": 60, **SAMPLING[how]}
+
+    def asked(*options: object) -> list[dict[str, Any]]:
+        with server.running(files("plain", "demo"), options=options) as client:
+            return [
+                client.complete(TEXTS[seed % len(TEXTS)], seed=seed, **sampled)
+                for seed in range(12)
+            ]
+
+    want = tokens_of(asked("--no-draft"))
     offered = accepted = 0
-    drafting = (["--lookup", "--depth", 3], ["--lookup"], ["--lookup", "--no-draft"])
-    for options in (["--no-draft"], *drafting):
-        texts = []
-        with running(patched_server, model, free_port, options=options) as client:
-            for seed in range(12):
-                sampled = {"temperature": 0.6, "seed": seed, "n_predict": 60, **SAMPLING[how]}
-                result = client.complete(TEXTS[seed % len(TEXTS)], **sampled)
-                texts.append(result["tokens"])
-                if "draft_n" in result["timings"]:
-                    one = counts(result)
-                    offered, accepted = offered + one[0], accepted + one[1]
-        both.append(texts)
-    assert both[1:] == both[:1] * 3
+    for drafting in (["--depth", 3], [], ["--no-draft"]):
+        results = asked("--lookup", *drafting)
+        assert tokens_of(results) == want
+        offered, accepted = map(sum, zip((offered, accepted), drafts_of(results), strict=True))
     assert 10 < accepted < offered
 
 
-def test_four_slots_at_once(patched_server: Path, files: Files, free_port: int) -> None:
+def test_four_slots_at_once(server: Server, files: Files) -> None:
     """Each goes on with its own text."""
-    asked = (patched_server, files("plain", "demo"), free_port)
-    plain = answers(*asked, TEXTS, options=["--no-draft"], n_probs=2)
+    model = files("plain", "demo")
+    plain = server.answers(model, TEXTS, options=["--no-draft"], n_probs=2)
     # The slots change places, and prompts come from the cache.
-    results = answers(*asked, TEXTS * 3, options=["--lookup", "--no-draft"], slots=4)
+    results = server.answers(model, TEXTS * 3, options=["--lookup", "--no-draft"], slots=4)
     check_beginnings([certain(result) for result in plain] * 3, results)
 
 
-def test_no_slot_sees_the_text_of_another(
-    patched_server: Path, files: Files, free_port: int
-) -> None:
+def test_no_slot_sees_the_text_of_another(server: Server, files: Files) -> None:
     """The end of one slot's text, in another slot: it has no earlier occurrence there."""
     model = files("plain", "demo")
     options = ["--lookup", "--no-draft", "--parallel", 4]
-    with running(patched_server, model, free_port, options=options) as client:
+    with server.running(model, options=options) as client:
         assert client.complete(TEXTS[0], n_predict=24, id_slot=0)["timings"]["draft_n"] > 0
         prompt = list(range(300, 306))
         follows = client.complete(prompt, n_predict=3, id_slot=0)["tokens"]
@@ -105,15 +101,6 @@ def test_no_slot_sees_the_text_of_another(
             other = client.complete(prompt, n_predict=3, id_slot=slot)
             assert other["tokens"] == follows
             assert "draft_n" not in other["timings"]  # as of 400, which was in the first slot
-
-
-def test_a_file_without_a_head(patched_server: Path, files: Files, free_port: int) -> None:
-    """Its recurrent state is rolled back, although nothing asks for that but the text."""
-    asked = (patched_server, files("base", "demo"), free_port, TEXTS[:1])
-    want = answers(*asked, options=["--no-draft"], n_predict=60)
-    results = answers(*asked, options=["--no-draft", "--lookup"], n_predict=60)
-    assert tokens_of(results) == tokens_of(want)
-    assert drafts_of(results)[1] > 10
 
 
 def written_index(model: Path, folder: Path, *texts: str) -> Path:
@@ -128,12 +115,12 @@ def written_index(model: Path, folder: Path, *texts: str) -> Path:
 
 @pytest.mark.thorough
 def test_lookup_files_are_drafted_from_by_all_slots(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+    server: Server, files: Files, tmp_path: Path
 ) -> None:
     """The prompt is too short to repeat anything, so only the file can have what follows it."""
     model = files("plain", "demo")
     prompt = "def is_prime(n):\n"
-    with running(patched_server, model, free_port, options=["--no-draft", "--lookup"]) as client:
+    with server.running(model, options=["--no-draft", "--lookup"]) as client:
         want = client.complete(prompt)
     assert want["timings"].get("draft_n_accepted", 0) < 8
     text = tmp_path / "text.py"
@@ -141,7 +128,7 @@ def test_lookup_files_are_drafted_from_by_all_slots(
     for options in (("--no-draft", "--parallel", 4), ("--depth", 2), ()):
         given = ["--lookup-file", text, *options]
         slots = range(4) if "--parallel" in options else (0,)
-        with running(patched_server, model, free_port, options=given) as client:
+        with server.running(model, options=given) as client:
             for slot in slots:  # measured times decide which drafts are taken, so each has tries
                 accepted = []
                 for _ in range(4):
@@ -151,9 +138,7 @@ def test_lookup_files_are_drafted_from_by_all_slots(
                 assert max(accepted) >= 8 or "--no-draft" not in options, accepted
 
 
-def test_indexes_that_do_not_fit_are_refused(
-    patched_server: Path, files: Files, tmp_path: Path
-) -> None:
+def test_indexes_that_do_not_fit_are_refused(server: Server, files: Files, tmp_path: Path) -> None:
     """Before anything is served, in one sentence."""
     model = files("plain", "demo")
     index = written_index(model, tmp_path, "some text", "another one")
@@ -164,7 +149,7 @@ def test_indexes_that_do_not_fit_are_refused(
         path.unlink(missing_ok=True)
         if raw is not None:
             path.write_bytes(raw)
-        log = refusal(patched_server, "-m", model, *options, "--spec-lookup-index", path)
+        log = refusal(server.program, "-m", model, *options, "--spec-lookup-index", path)
         (line,) = [line for line in log.splitlines() if "speculative decoding context: " in line]
         return line
 
@@ -193,12 +178,7 @@ def test_indexes_that_do_not_fit_are_refused(
     ],
 )
 def test_drafts_keep_the_distribution_of_samples(
-    drafting: list[object],
-    passed: tuple[object, ...],
-    draws: int,
-    patched_server: Path,
-    dial: Dial,
-    free_port: int,
+    drafting: list[object], passed: tuple[object, ...], draws: int, server: Server, dial: Dial
 ) -> None:
     """Other seeds with drafts than without, so that equal texts do not hide a fault.
 
@@ -212,19 +192,13 @@ def test_drafts_keep_the_distribution_of_samples(
     model = dial("tiny", gain=0.25)
     sampled = {"temperature": 1.0, "top_k": 6, "n_predict": 6, "id_slot": 0}
     sides: list[Counter[tuple[int, ...]]] = []
-    offered = accepted = 0
-    sides_options: tuple[Sequence[object], ...] = (["--no-draft"], drafting)
-    for side, options in enumerate(sides_options):
-        more = passed if side else ()
-        with running(patched_server, model, free_port, *more, options=options) as client:
-            seen: Counter[tuple[int, ...]] = Counter()
-            for seed in range(draws):
-                result = client.complete(prompt, seed=2 * seed + side, **sampled)
-                seen[tuple(result["tokens"])] += 1
-                if "draft_n" in result["timings"]:
-                    one = counts(result)
-                    offered, accepted = offered + one[0], accepted + one[1]
-            sides.append(seen)
+    for side, options in enumerate((["--no-draft"], drafting)):
+        with server.running(model, *(passed if side else ()), options=options) as client:
+            results = [
+                client.complete(prompt, seed=2 * seed + side, **sampled) for seed in range(draws)
+            ]
+        sides.append(Counter(tuple(result["tokens"]) for result in results))
+    offered, accepted = drafts_of(results)
     assert offered > draws / 4  # measured times decide when a draft pays
     assert 0.2 < accepted / offered < 0.98
     for part in (*(slice(i, i + 1) for i in range(6)), slice(0, 2), slice(0, 6)):

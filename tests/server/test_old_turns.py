@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,7 @@ import pytest
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 from mtp_gguf.native import MTPLlama
-from support.models import DEMO, Models
-from support.ports import free_port
-from support.real_server import TIMEOUT, post, running
+from support.real_server import Server, chunks_of, opened, post
 from support.tools import OPEN_PATH
 
 pytestmark = pytest.mark.server
@@ -48,10 +43,8 @@ def turns(n: int, *, calls: bool = False) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def model(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("turns") / "demo")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text())
-    return models.gguf(folder, "F32", "F32")
+def model(templated: Callable[[str], Path]) -> Path:
+    return templated(TEMPLATE.read_text())
 
 
 @pytest.fixture(scope="module", params=[0, 3], ids="depth-{}".format)
@@ -63,11 +56,10 @@ def python(model: Path, request: pytest.FixtureRequest) -> Iterator[MTPLlama]:
 
 
 @pytest.fixture(scope="module")
-def port(patched_server: Path, model: Path) -> Iterator[int]:
-    at = free_port()
+def port(server: Server, model: Path) -> Iterator[int]:
     given = ("--ctx-size", CONTEXT, "--parallel", 1)
-    with running(patched_server, model, at, *given, options=["--depth", 3]):
-        yield at
+    with server.running(model, *given, options=["--depth", 3]) as client:
+        yield client.port
 
 
 def answered(port: int, body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
@@ -131,12 +123,8 @@ def test_what_remains_is_in_the_cache(port: int, python: Any) -> None:
 def test_a_stream_says_it_at_its_end(port: int, python: Any) -> None:
     body = {"messages": turns(40), **OPTIONS, "stream": True}
     chunks = [*python.create_chat_completion(**body)]
-    url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    with urllib.request.urlopen(
-        urllib.request.Request(url, json.dumps(body).encode()), timeout=TIMEOUT
-    ) as answer:
-        lines = [line.decode().removeprefix("data: ").strip() for line in answer]
-    theirs = [json.loads(line) for line in lines if line.startswith("{")]
+    with opened(port, "/v1/chat/completions", body) as answer:
+        theirs = [*chunks_of(answer)]
     wanted = python.create_chat_completion(**{**body, "stream": False})["dropped_messages"]
     for found in (chunks, theirs):
         assert [chunk.get("dropped_messages") for chunk in found[:-1]] == [None] * (len(found) - 1)

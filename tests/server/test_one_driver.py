@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ import pytest
 from mtp_gguf.native.session import Session
 from support.models import Files
 from support.native_trunk import know_costs, opened_session
-from support.real_server import DEPTH, PROMPTS, counts, running
+from support.real_server import DEPTH, PROMPTS, Server, drafts_of
 
 pytestmark = pytest.mark.server
 
@@ -44,11 +43,6 @@ def cycles_in(log: str) -> dict[int, Cycles]:
         else:
             found.setdefault(int(slot), []).append(drafts.pop(int(slot), [])[: int(offered)])
     return found
-
-
-def offered_and_accepted(result: dict[str, Any]) -> tuple[int, int]:
-    """As the server counts drafts; it says nothing of them if there were none."""
-    return counts(result) if "draft_n" in result["timings"] else (0, 0)
 
 
 def verify(
@@ -91,25 +85,18 @@ def verify(
     ],
 )
 def test_a_slot_drafts_as_a_session(
-    spec: str,
-    options: Sequence[object],
-    passed: Sequence[object],
-    patched_server: Path,
-    files: Files,
-    tmp_path: Path,
-    free_port: int,
+    spec: str, options: Sequence[object], passed: Sequence[object], server: Server, files: Files
 ) -> None:
     """Over two requests, of which the second goes on with the first one's text."""
-    model, log = files("plain", spec), tmp_path / "log"
-    text = "--lookup" in options
-    passed = ("--parallel", 1, *passed, "--log-file", log, "--verbosity", 10)
+    model, text = files("plain", spec), "--lookup" in options
     requests: list[tuple[list[int], dict[str, Any]]] = []
-    with running(patched_server, model, free_port, *passed, options=options) as client:
+    how = {"options": options, "verbose": True}
+    with server.running(model, "--parallel", 1, *passed, **how) as client:
         prompt = [*PROMPTS[2], *PROMPTS[2][:40]]
         for more in ([700, 3], []):
             requests.append((prompt, client.complete(prompt, n_predict=LONG)))
             prompt = [*prompt, *requests[-1][1]["tokens"], *more]
-    parts = log.read_text(errors="replace").split("launch_slot_")
+    parts = client.log().split("launch_slot_")
     said = [part for part in parts if SAID.search(part)]
     made = MADE if MADE in passed else 0
     if made:
@@ -126,17 +113,13 @@ def test_a_slot_drafts_as_a_session(
             cycles = cycles_in(part)[0]
             found = verify(session, prompt, result["tokens"], cycles, text=text)
             assert found[0] > LONG / 8 or passed  # measured times, or probabilities, decide
-            assert found == offered_and_accepted(result)
+            assert found == drafts_of([result])
 
 
-def test_slots_that_share_batches_draft_as_sessions(
-    patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
-    model, log = files("plain", "demo"), tmp_path / "log"
-    slots = 4
-    passed = ("--parallel", slots, "--log-file", log, "--verbosity", 10)
+def test_slots_that_share_batches_draft_as_sessions(server: Server, files: Files) -> None:
+    model, slots = files("plain", "demo"), 4
     with (
-        running(patched_server, model, free_port, *passed, options=FIXED) as client,
+        server.running(model, "--parallel", slots, options=FIXED, verbose=True) as client,
         ThreadPoolExecutor(slots) as pool,
     ):
         prompts = [[i + 5, *PROMPTS[2]] for i in range(slots)]
@@ -145,9 +128,9 @@ def test_slots_that_share_batches_draft_as_sessions(
             for slot, prompt in enumerate(prompts)
         ]
         results = [request.result() for request in asked]
-    cycles = cycles_in(log.read_text(errors="replace"))
-    assert max(map(int, re.findall(r"drafting for (\d+) seq", log.read_text(errors="replace")))) > 1
+    cycles = cycles_in(client.log())
+    assert max(map(int, re.findall(r"drafting for (\d+) seq", client.log()))) > 1
     for slot, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
         with opened_session(model, "snapshot", DEPTH, 512) as (session, _):
             found = verify(session, prompt, result["tokens"], cycles[slot], text=False)
-        assert found == offered_and_accepted(result)
+        assert found == drafts_of([result])

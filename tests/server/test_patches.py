@@ -38,13 +38,22 @@ COMMENT = "// erase any checkpoints with pos_max > pos_next"  # in SERVER, chang
 SERVER = "tools/server/server-context.cpp"
 
 
+def remake(*words: object, patches: Path = PATCHES) -> subprocess.CompletedProcess[str]:
+    """Run remake.py of a folder of patches."""
+    command = [sys.executable, patches / "remake.py", *words]
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, timeout=600
+    )
+
+
 def test_the_package_has_the_patches_and_the_index_names_them() -> None:
     names = [patch.name for patch in read_patches()]
     assert names == [path.name for folder in FOLDERS for path in sorted(folder.glob("*.patch"))]
-    assert len({name[:4] for name in names}) == len(names)
+    numbers = {name[:4] for name in names}
+    assert len(numbers) == len(names)
     index = (PATCHES / "README.md").read_text(encoding="utf-8")
-    for name in names:
-        assert f"| {name[:4]} |" in index
+    assert numbers <= set(re.findall(r"^\| (\d{4}) \|", index, re.MULTILINE))
+    assert purposes().keys() == numbers
 
 
 def test_the_sources_of_the_head_are_whole(tmp_path: Path) -> None:
@@ -111,8 +120,7 @@ def test_files_that_our_patches_add_are_sources(tmp_path: Path) -> None:
     made, tree = tmp_path / "patches", tmp_path / "llama.cpp"
     shutil.copytree(PATCHES, made, ignore=lambda *_: ["sources", "__pycache__"])
     assert remake("checkout", tree).returncode == 0
-    command = [sys.executable, str(made / "remake.py"), "make", str(tree)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert remake("make", tree, patches=made).returncode == 0
     assert held(made) == {name: data for name, data in held(PATCHES).items() if ".pyc" not in name}
     added = {path.relative_to(made / "sources") for path in (made / "sources").rglob("*.*")}
     for path in added:
@@ -137,8 +145,7 @@ def test_git_and_patch_make_the_same_files(
         copies.mkdir()
         for patch in read_patches(name):
             assert fit_copy(patch, llama_cpp_source(name), copies) == APPLIES
-        files = (path for path in copies.rglob("*") if path.is_file())
-        made.append({path.relative_to(copies): path.read_bytes() for path in files})
+        made.append(held(copies))
     assert made[0] == made[1]
 
 
@@ -187,10 +194,6 @@ def test_an_optional_patch_can_be_left_out(name: str, tmp_path: Path) -> None:
         assert set(states) == {APPLIES}, number
 
 
-def test_the_purpose_of_each_patch_is_known() -> None:
-    assert purposes().keys() == {patch.name[:4] for patch in read_patches()}
-
-
 def test_each_bug_fix_names_its_test() -> None:
     for path in FOLDERS[0].glob("*.patch"):
         message = path.read_text(encoding="utf-8").partition("\n---\n")[0]
@@ -198,13 +201,6 @@ def test_each_bug_fix_names_its_test() -> None:
         (file,) = re.findall(r"\btests/\S+\.py\b", test)
         code = (PATCHES.parent / file).read_text(encoding="utf-8")
         assert all(f"def {name}(" in code for name in re.findall(r"\btest_\w+(?=\sin)", test))
-
-
-def remake(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, PATCHES / "remake.py", *words]
-    return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, timeout=600
-    )
 
 
 def change(path: Path, old: str, new: str) -> None:
@@ -230,7 +226,7 @@ def test_the_hunks_that_fail_on_another_llama_cpp_are_listed(tmp_path: Path) -> 
         "// a comment\n            const int64_t s_slot = K - t;\n",
     )
     (tmp_path / "ggml/src/ggml-cpu/CMakeLists.txt").unlink()
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = held(tmp_path)
     done = remake("hunks", tmp_path)
     assert done.returncode == 0, done.stderr
     found = [line for line in done.stdout.splitlines() if not line.endswith(": applies")]
@@ -241,7 +237,7 @@ def test_the_hunks_that_fail_on_another_llama_cpp_are_listed(tmp_path: Path) -> 
     (slots,) = [line for line in found if "delta-net-base.cpp: @@ -" in line]
     assert slots.endswith("all of its old lines are in the file, but not one after the other")
     assert sum("ggml-cpu/CMakeLists.txt: No such file or directory" in line for line in found) == 2
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert held(tmp_path) == before
 
 
 @pytest.mark.sample(1)
@@ -253,7 +249,7 @@ def test_the_status_of_each_patch_is_listed(tmp_path: Path) -> None:
     fix = next(FOLDERS[0].glob("0013-*.patch"))
     apart = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path)}
     subprocess.run(["git", "apply", fix], cwd=tree, check=True, env=apart)
-    before = {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+    before = held(tree)
     done = remake("status", tree)
     assert done.returncode == 0, done.stderr
     rows = dict(line.split()[:2] for line in done.stdout.splitlines()[1:-3])
@@ -261,7 +257,7 @@ def test_the_status_of_each_patch_is_listed(tmp_path: Path) -> None:
     assert [name[:4] for name, state in rows.items() if state == "conflicts"] == ["0001"]
     assert [name[:4] for name, state in rows.items() if state == "superseded"] == ["0013"]
     assert done.stdout.endswith(f"{len(rows) - 2} applies, 1 superseded\n")
-    assert before == {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+    assert held(tree) == before
 
 
 def test_sources_of_something_else_are_refused(tmp_path: Path) -> None:
@@ -321,11 +317,10 @@ def test_pip_fetches_the_pinned_sources(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.upstream
 def test_a_dirty_tree_makes_no_patches(tmp_path: Path) -> None:
     tree = tmp_path / "llama.cpp"
-    remake = [sys.executable, str(PATCHES / "remake.py")]
-    subprocess.run([*remake, "checkout", tree], check=True)
+    assert remake("checkout", tree).returncode == 0
     (tree / "README.md").write_text("changed")
-    before = {path: path.read_bytes() for path in PATCHES.rglob("*.patch")}
-    done = subprocess.run([*remake, "make", tree], capture_output=True, text=True, check=False)
+    before = held(PATCHES)
+    done = remake("make", tree)
     assert done.returncode == 1
     assert "in no commit" in done.stderr
-    assert {path: path.read_bytes() for path in PATCHES.rglob("*.patch")} == before
+    assert held(PATCHES) == before

@@ -7,12 +7,11 @@ its positions run in three dimensions. The demo model's head drafts well only if
 from __future__ import annotations
 
 import json
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ from support.checkpoints import TINY
 from support.commands import invoke
 from support.conversions import converted
 from support.gguf_files import edited
+from support.loopback import Loopback
 from support.models import DEMO
-from support.real_server import STEPS, Client, drafted, running
+from support.real_server import STEPS, Client, Server, drafted, opened, post
 from support.vision_models import (
     CHATS,
     NARROW,
@@ -63,17 +63,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def ask(client: Client, messages: list[dict[str, Any]], patience: float = 120.0) -> Any:
+def ask(client: Client, messages: list[dict[str, Any]]) -> Any:
     """The answer to a chat: text, tokens drafted, tokens accepted; or the text of an error."""
-    body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0}
-    url = client.url.replace("/completion", "/v1/chat/completions")
-    data = json.dumps(body | {"ignore_eos": True}).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=patience) as response:
-            answer = json.load(response)
-    except urllib.error.HTTPError as error:
-        return json.load(error)["error"]["message"]
+    body = {"messages": messages, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    status, answer = post(client.port, "/v1/chat/completions", body)
+    if status != 200:
+        return answer["error"]["message"]
     message, timings = answer["choices"][0]["message"], answer["timings"]
     text = f"{message.get('content')}|{message.get('reasoning_content')}"
     return text, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
@@ -86,44 +81,24 @@ def answers(client: Client) -> list[Any]:
 
 
 @pytest.mark.thorough
-def test_the_answers_are_the_same_at_every_depth(
-    folder: Path, patched_server: Path, free_port: int
-) -> None:
+def test_the_answers_are_the_same_at_every_depth(folder: Path, server: Server) -> None:
     model = folder / "model.gguf"
-    with running(patched_server, model, free_port, *SETTINGS, options=["--no-draft"]) as client:
+    with server.running(model, *SETTINGS, options=["--no-draft"]) as client:
         want = answers(client)
     assert len({text for text, _, _ in want}) == len(CHATS)
     for depth in DEPTHS:
-        with running(
-            patched_server, model, free_port, *SETTINGS, options=["--depth", depth]
-        ) as client:
+        with server.running(model, *SETTINGS, options=["--depth", depth]) as client:
             found = answers(client)
-            together = at_once(client)
+            with ThreadPoolExecutor(2) as pool:  # in two slots
+                together = list(pool.map(partial(ask, client), [*CHATS.values()][:2]))
         assert [text for text, _, _ in found] == [text for text, _, _ in want], depth
-        assert together == [text for text, _, _ in want[:2]], depth
+        assert [text for text, _, _ in together] == [text for text, _, _ in want[:2]], depth
         if depth == 1:
-            shares = [accepted / drafted for _, drafted, accepted in found[:3]]
+            shares = [accepted / offered for _, offered, accepted in found[:3]]
             assert min(shares) > LEAST_ACCEPTED, shares
 
 
-def at_once(client: Client) -> list[str]:
-    """The first two chats, in two slots at the same time."""
-    texts = ["", ""]
-
-    def run(index: int, chat: list[dict[str, Any]]) -> None:
-        texts[index] = ask(client, chat)[0]
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate([*CHATS.values()][:2])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return texts
-
-
-def test_fused_drafts_are_those_of_llama_cpp(
-    folder: Path, patched_server: Path, free_port: int
-) -> None:
+def test_fused_drafts_are_those_of_llama_cpp(folder: Path, server: Server) -> None:
     """As many drafts are accepted after pictures as llama.cpp's own draft-mtp has accepted.
 
     Not exactly the same: after a picture its steps keep the rows before it, and pair the next token
@@ -131,10 +106,7 @@ def test_fused_drafts_are_those_of_llama_cpp(
     """
     model, counts = folder / "model.gguf", []
     for fused in ((), (STEPS,)):
-        options = ["--depth", 1]
-        with running(
-            patched_server, model, free_port, *SETTINGS, *fused, options=options
-        ) as client:
+        with server.running(model, *SETTINGS, *fused, options=["--depth", 1]) as client:
             counts.append([ask(client, chat)[1:] for chat in CHATS.values()])
     accepted, steps = (sum(of for _, of in chats) for chats in counts)
     assert accepted >= 0.97 * steps
@@ -151,12 +123,11 @@ TEMPLATE = (
 
 @pytest.mark.thorough
 def test_a_conversation_with_a_picture_outlives_the_server(
-    folder: Path, patched_server: Path, free_port: int, tmp_path: Path
+    folder: Path, server: Server, tmp_path: Path
 ) -> None:
     """It goes on after a restart as without one; with another picture it is another one."""
-    text = (
-        "def is_prime(n):\n    return all(n % i for i in range(2, n))\n" * 12
-    )  # enough to be kept
+    # Enough to be kept.
+    text = "def is_prime(n):\n    return all(n % i for i in range(2, n))\n" * 12
     model, options = folder / "model.gguf", ["--depth", 2]
     settings = ("--ctx-size", 2048, "--parallel", 1, "--threads", 1)
     first = [says(text, WIDE, "for name in ")]
@@ -165,29 +136,23 @@ def test_a_conversation_with_a_picture_outlives_the_server(
         said = says(text, picture, "for name in ")
         return [said, says(answer, role="assistant"), says("And then?")]
 
-    with running(patched_server, model, free_port, *settings, options=options) as client:
+    with server.running(model, *settings, options=options) as client:
         answer = ask(client, first)[0].split("|")[0]
         want = ask(client, goes_on(WIDE, answer))
-    with running(patched_server, model, free_port, *settings, options=options) as client:
+    with server.running(model, *settings, options=options) as client:
         want_other = ask(client, goes_on(NARROW, answer))
     options += ["--session-dir", str(tmp_path / "sessions")]
-    with running(patched_server, model, free_port, *settings, options=options) as client:
+    with server.running(model, *settings, options=options) as client:
         ask(client, first)
-    log = tmp_path / "log"
-    passed = (*settings, "--log-file", log)
-    with running(patched_server, model, free_port, *passed, options=options) as client:
+    with server.running(model, *settings, options=options, verbose=True) as client:
         assert ask(client, goes_on(WIDE, answer)) == want
-    assert "restored a session of" in log.read_text(errors="replace")
-    with running(patched_server, model, free_port, *settings, options=options) as client:
+    assert "restored a session of" in client.log()
+    with server.running(model, *settings, options=options) as client:
         assert ask(client, goes_on(NARROW, answer)) == want_other
 
 
 def test_drafts_after_a_picture_are_those_of_a_session(
-    folder: Path,
-    patched_server: Path,
-    free_port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows after a picture are at its own positions, and there are none of before it."""
     from llama_cpp.llama_chat_format import MTMDChatHandler  # noqa: PLC0415
@@ -196,11 +161,10 @@ def test_drafts_after_a_picture_are_those_of_a_session(
         keys["tokenizer.chat_template"] = Value(ValueType.STRING, TEMPLATE)
 
     model = edited(folder / "model.gguf", tmp_path / "model.gguf", metadata=with_template)
-    tower, log = folder / "mmproj-model.gguf", tmp_path / "log"
+    tower = folder / "mmproj-model.gguf"
     chat = [says("def is_prime(n):\n    for i in range", WIDE, "for name in ")]
-    passed = (*SETTINGS, "--log-file", log, "--verbosity", 10)
     options = ["--depth", 3, "--mmproj", tower]
-    with running(patched_server, model, free_port, *passed, options=options) as client:
+    with server.running(model, *SETTINGS, options=options, verbose=True) as client:
         _, offered, _ = ask(client, chat)
     made: list[int] = []
 
@@ -217,7 +181,7 @@ def test_drafts_after_a_picture_are_those_of_a_session(
         llm.create_chat_completion(chat, logits_processor=one_by_one, **greedy)
     before = offered - 9  # of the last cycles, which have less room in the server
     assert before > TOKENS / 3
-    assert made[:before] == drafted(log)[:before]
+    assert made[:before] == drafted(client.log())[:before]
 
 
 BAD: dict[str, Callable[[], bytes]] = {
@@ -229,25 +193,21 @@ BAD: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.thorough
-def test_bad_pictures(folder: Path, patched_server: Path, free_port: int) -> None:
+def test_bad_pictures(folder: Path, server: Server) -> None:
     """The same errors with and without drafting, and the same answer after them."""
     said = []
     for options in (["--no-draft"], ["--depth", 2]):
-        with running(
-            patched_server, folder / "model.gguf", free_port, *SETTINGS, options=options
-        ) as client:
+        with server.running(folder / "model.gguf", *SETTINGS, options=options) as client:
             said.append([ask(client, [says("x", picture(make()))]) for make in BAD.values()])
+            body = {"messages": [says("x", picture(png(900, 900)))]}
             with pytest.raises(TimeoutError):  # cancelled while the picture is encoded
-                ask(client, [says("x", picture(png(900, 900)))], patience=0.02)
+                opened(client.port, "/v1/chat/completions", body, timeout=0.02)
             said[-1].append(ask(client, CHATS["one picture"]))
     texts = [[found if isinstance(found, str) else found[0] for found in run] for run in said]
     assert texts[0] == texts[1]
     assert texts[0][0] == texts[0][1] == "Failed to load image or audio file"
     assert "exceeds the available context size" in texts[0][2]
     assert isinstance(said[0][3], tuple)  # enlarged to the smallest size
-
-
-# ----------------------------------------------------------------------------- finding the file
 
 
 def command(model: Path, *options: object) -> list[str]:
@@ -279,7 +239,7 @@ def test_the_tower_beside_the_model(
     assert "--mmproj " not in result.stdout
 
 
-def test_towers_that_do_not_fit(folder: Path, patched_server: Path, tmp_path: Path) -> None:
+def test_towers_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     tower = write_vision_checkpoint(tmp_path / "checkpoint", replace(TINY, mtp=False))
     narrow = tmp_path / "narrow.gguf"
     converted(tower, narrow, "--mmproj-only")
@@ -293,9 +253,7 @@ def test_towers_that_do_not_fit(folder: Path, patched_server: Path, tmp_path: Pa
     assert "expected an mmproj file, found architecture qwen35" in result.stderr
 
 
-def test_pictures_are_fetched_only_if_the_user_allows_it(
-    folder: Path, patched_server: Path, free_ports: list[int]
-) -> None:
+def test_pictures_are_fetched_only_if_the_user_allows_it(folder: Path, server: Server) -> None:
     """Otherwise clients could reach what only the server reaches."""
     asked: list[str] = []
 
@@ -309,18 +267,16 @@ def test_pictures_are_fetched_only_if_the_user_allows_it(
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    port, own = free_ports[:2]
-    url = f"http://127.0.0.1:{own}/small.png"
-    remote = [says({"type": "image_url", "image_url": {"url": url}}, "?")]
-    with ThreadingHTTPServer(("127.0.0.1", own), Pictures) as pictures:
-        threading.Thread(target=pictures.serve_forever, daemon=True).start()
-        model = folder / "model.gguf"
-        with running(patched_server, model, port, *SETTINGS, options=["--no-draft"]) as client:
-            refusal = ask(client, remote)
-        assert "not allowed unless --media-remote is specified" in refusal
+    class Site(Loopback):
+        handler = Pictures
+
+    with Site() as site:
+        url = f"http://127.0.0.1:{site.port}/small.png"
+        remote = [says({"type": "image_url", "image_url": {"url": url}}, "?")]
+        model = (folder / "model.gguf", *SETTINGS)
+        with server.running(*model, options=["--no-draft"]) as client:
+            assert "not allowed unless --media-remote is specified" in ask(client, remote)
         assert not asked
-        options = (*SETTINGS, "--media-remote")
-        with running(patched_server, model, port, *options, options=["--no-draft"]) as client:
+        with server.running(*model, "--media-remote", options=["--no-draft"]) as client:
             assert ask(client, remote) == ask(client, [says(NARROW, "?")])
         assert asked == ["/small.png"]
-        pictures.shutdown()

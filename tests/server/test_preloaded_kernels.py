@@ -41,21 +41,10 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, bool]:
         pytest.skip("libraries are preloaded the Linux way")
     source, program, libraries = tmp_path / "server.c", tmp_path / "llama-server", stock_libraries()
     source.write_text(CODE)
-    link = [
-        f"-L{libraries}",
-        "-lggml-cpu",
-        f"-Wl,-rpath,{libraries}",
-        f"-Wl,-rpath-link,{libraries}",
-    ]
-    command: list[str | Path] = [
-        compiler,
-        f'-DHELP="{request.param}"',
-        "-o",
-        program,
-        source,
-        *link,
-    ]
-    subprocess.run(command, check=True)
+    rpath = (f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}")
+    command = [compiler, f'-DHELP="{request.param}"', "-o", program, source]
+    command += [f"-L{libraries}", "-lggml-cpu", *rpath]
+    subprocess.run(list(map(str, command)), check=True)
     return program, request.param == STOCK_HELP
 
 

@@ -24,7 +24,8 @@ from support.real_server import (
     STEPS,
     TEXTS,
     TOKENS,
-    answers,
+    Server,
+    at_once,
     counts,
     drafted,
     drafts_of,
@@ -36,6 +37,7 @@ from support.sidecars import write_sidecar as write_published
 pytestmark = pytest.mark.server
 
 IDS = np.array([*range(1536), *range(4087, 4096)], np.int64)[::-1]  # unsorted; the special ones too
+DRAFTING = ("--spec-draft-n-max", DEPTH)
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -79,30 +81,27 @@ def test_alone_it_is_a_head_that_drafts(sidecar: Path) -> None:
 
 
 def test_a_sidecar_next_to_a_base_drafts_from_its_vocabulary(
-    sidecar: Path, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+    sidecar: Path, server: Server, files: Files, tmp_path: Path
 ) -> None:
     base = Path(shutil.copy(files("base", "demo"), tmp_path / "model.gguf"))
     shutil.copy(sidecar, tmp_path)
     assert any(tensor.tensor_type.name == "Q4_K" for tensor in GGUFReader(base).tensors)
-    asked = (patched_server, base, free_port, TEXTS)
-    want = tokens_of(answers(*asked, options=["--no-draft"]))
-    log = tmp_path / "log"
-    verbose = ("--log-file", log, "--verbosity", 10)
-    depth = ("--spec-draft-n-max", DEPTH)
-    results = answers(*asked, *verbose, options=depth)
+    want = tokens_of(server.answers(base, TEXTS, options=["--no-draft"]))
+    with server.running(base, options=DRAFTING, verbose=True) as client:
+        results = at_once(client, TEXTS, 1)
     assert tokens_of(results) == want
     offered, accepted = drafts_of(results)
     assert offered >= len(TEXTS) * TOKENS / (DEPTH + 1)
     assert accepted > LEAST_ACCEPTED * offered  # a map that is not heeded is hardly ever right
     assert listed_ids(sidecar) == set(IDS.tolist())
-    assert set(drafted(log)) <= set(IDS.tolist())
-    assert f"drafts over {len(IDS)} of 4096 tokens" in log.read_text(errors="replace")
+    assert set(drafted(client.log())) <= set(IDS.tolist())
+    assert f"drafts over {len(IDS)} of 4096 tokens" in client.log()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mtp-model-Q8_0.gguf", "MTP/mtp-model-shared-Q8_0.gguf"])
 def test_a_publishers_head_drafts_as_the_models_own(
-    name: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+    name: str, server: Server, files: Files, tmp_path: Path
 ) -> None:
     """Found by its name; ggml-org's also drafts in llama.cpp's own steps, with a context."""
     shared = "shared" in name
@@ -110,10 +109,9 @@ def test_a_publishers_head_drafts_as_the_models_own(
     succeed("strip", whole, "-o", base)  # the trunk of the same mix
     (tmp_path / name).parent.mkdir(exist_ok=True)
     write_published(whole, tmp_path / name, shared=shared)
-    depth = ("--spec-draft-n-max", DEPTH)
 
     def ask(model: Path, *passed: object) -> list[dict[str, Any]]:
-        return answers(patched_server, model, free_port, TEXTS, *passed, options=depth)
+        return server.answers(model, TEXTS, *passed, options=DRAFTING)
 
     wanted, found = ask(whole), ask(base)
     assert drafts_of(wanted)[1] > 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ from typing import Any
 import pytest
 
 from mtp_gguf.native import MTPLlama
-from support.models import DEMO, Models
-from support.ports import free_port
-from support.real_server import post, running
+from support.real_server import Server, post
 
 pytestmark = pytest.mark.server
 
@@ -35,18 +32,15 @@ ASKED = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "tem
 
 
 @pytest.fixture(scope="module")
-def model(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(templated: Callable[[str], Path]) -> Path:
     """The demo model with a template that begins an answer with the argument `opening`."""
-    folder = shutil.copytree(DEMO, tmp_path_factory.mktemp("thinking") / "demo")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return models.gguf(folder, "F32", "F32")
+    return templated(TEMPLATE)
 
 
 @pytest.fixture(scope="module", params=["--depth 3", "--no-draft"])
-def port(patched_server: Path, model: Path, request: pytest.FixtureRequest) -> Iterator[int]:
-    at = free_port()
-    with running(patched_server, model, at, options=request.param.split()):
-        yield at
+def port(server: Server, model: Path, request: pytest.FixtureRequest) -> Iterator[int]:
+    with server.running(model, options=request.param.split()) as client:
+        yield client.port
 
 
 @pytest.fixture(scope="module")

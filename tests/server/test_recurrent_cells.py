@@ -14,62 +14,49 @@ from support.models import Files
 
 pytestmark = pytest.mark.server
 
-# Three sequences in three cells. Sequence 1 decodes a token and two drafts; 0 and 2, which follow
-# in the same batch, need neighbouring cells, and 1 is between them. Then the drafts go.
-CODE = """
+snapshots_and_replay = pytest.mark.parametrize("replay", ["0", "1"], ids=["snapshots", "replay"])
+
+START = """
 import json, sys
 import llama_cpp as llama
 import numpy as np
+from support.rollback_walk import Context, load
 
 PROMPTS = [[5, 6, 7, 8], [40, 41, 42, 43], [9, 9, 700, 3]]
 TOKEN, DRAFTS, NEXT = 17, [18, 19], 20
-params = llama.llama_model_default_params()
-params.use_extra_bufts = False  # kernels that do not depend on the size of the batch
-model = llama.llama_model_load_from_file(sys.argv[1].encode(), params)
-n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-
-def context():
-    params = llama.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.n_rs_seq, params.kv_unified = 512, 3, 2, True
-    params.n_threads = params.n_threads_batch = 1
-    return llama.llama_init_from_model(model, params)
-
-def decode(context, rows):
-    batch = llama.llama_batch_init(len(rows), 0, 1)
-    batch.n_tokens = len(rows)
-    for i, (seq, position, token) in enumerate(rows):
-        batch.token[i], batch.pos[i], batch.logits[i] = token, position, 1
-        batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-    assert llama.llama_decode(context, batch) == 0
-    llama.llama_batch_free(batch)
-
-def logits(context):
-    return np.ctypeslib.as_array(llama.llama_get_logits_ith(context, -1), (n_vocab,)).tolist()
+model = load(sys.argv[1], 0)
 
 def rows(seq, first, tokens):
     return [(seq, first + i, token) for i, token in enumerate(tokens)]
-
-def rolled_back(batches):
-    made = context()
-    decode(made, [row for seq in range(3) for row in rows(seq, 0, PROMPTS[seq])])
-    for batch in batches:
-        decode(made, batch)
-    assert llama.llama_memory_seq_rm(llama.llama_get_memory(made), 1, 5, -1)
-    decode(made, rows(1, 5, [NEXT]))
-    return logits(made)
-
-drafts = rows(1, 4, [TOKEN, *DRAFTS])
-others = rows(0, 4, [30]) + rows(2, 4, [31])
-print(json.dumps([rolled_back([drafts]), rolled_back([drafts + others])]))
 """
 
+# Three sequences in three cells. Sequence 2 decodes a token and two drafts; 0 and 1, which follow
+# in the same batch, need neighbouring cells, and 2 is between them. Then the drafts go.
+MOVED = (
+    START
+    + """
+def rolled_back(batches):
+    context = Context(model, 2)
+    for seq in (0, 2, 1):
+        context.decode(rows(seq, 0, PROMPTS[seq]))
+    for batch in batches:
+        context.decode(batch)
+    assert context.remove(2, 5)
+    return context.decode(rows(2, 5, [NEXT])).tolist()
 
-@pytest.mark.parametrize("replay", ["0", "1"], ids=["snapshots", "replay"])
+drafts = rows(2, 4, [TOKEN, *DRAFTS])
+others = rows(0, 4, [30]) + rows(1, 4, [31])
+print(json.dumps([rolled_back([drafts]), rolled_back([drafts + others])]))
+"""
+)
+
+
+@snapshots_and_replay
 def test_drafts_are_rolled_back_in_a_cell_that_moved(
     patched_server: Path, files: Files, replay: str
 ) -> None:
-    want, have = answer(patched_server.parent, CODE, files("plain"), LLAMA_RS_REPLAY=replay)
-    assert have == want  # without the patch snapshots differ by 7, where logits go to 5
+    want, have = answer(patched_server.parent, MOVED, files("plain"), LLAMA_RS_REPLAY=replay)
+    assert have == want  # without the patch snapshots differ by 6, where logits go to 5
 
 
 # Counts the copies in the graph of a batch, for contexts with and without rollback.
@@ -114,32 +101,22 @@ def test_a_single_token_copies_one_snapshot_of_the_convolution(
 
 # A sequence that was rolled back and its copy: both decode the same token.
 COPY = (
-    CODE.partition("def rolled_back")[0]
+    START
     + """
-def copied():
-    made = context()
-    memory = llama.llama_get_memory(made)
-    decode(made, rows(0, 0, PROMPTS[0]))
-    decode(made, rows(0, 4, [TOKEN, *DRAFTS]))
-    assert llama.llama_memory_seq_rm(memory, 0, 6, -1)
-    llama.llama_memory_seq_cp(memory, 0, 1, -1, -1)
-    found = []
-    for seq in range(2):
-        decode(made, rows(seq, 6, [NEXT]))
-        found.append(logits(made))
-    return found
-
-plain = context()
-decode(plain, rows(0, 0, PROMPTS[0]))
-decode(plain, rows(0, 4, [TOKEN, DRAFTS[0]]))
-decode(plain, rows(0, 6, [NEXT]))
-want = logits(plain)
-print(json.dumps([float(np.abs(np.subtract(want, found)).max()) for found in copied()]))
+context, plain = Context(model, 2), Context(model, 0)
+for each, tokens in ((context, [TOKEN, *DRAFTS]), (plain, [TOKEN, DRAFTS[0]])):
+    each.decode(rows(0, 0, PROMPTS[0]))
+    each.decode(rows(0, 4, tokens))
+assert context.remove(0, 6)
+llama.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+want = plain.decode(rows(0, 6, [NEXT]))
+found = [context.decode(rows(seq, 6, [NEXT])) for seq in range(2)]
+print(json.dumps([float(np.abs(want - each).max()) for each in found]))
 """
 )
 
 
-@pytest.mark.parametrize("replay", ["0", "1"], ids=["snapshots", "replay"])
+@snapshots_and_replay
 def test_a_copy_of_a_rolled_back_sequence_is_rolled_back(
     patched_server: Path, files: Files, replay: str
 ) -> None:

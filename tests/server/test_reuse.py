@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import threading
-import urllib.request
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +10,17 @@ import pytest
 
 from mtp_gguf.native.sessions.session_file import check_session
 from support.models import Dial, Files
-from support.real_server import Client, running
-from support.session_files import parse_session
+from support.real_server import Client, Server, opened
+from support.session_files import OTHER, PROMPT, parse_session
 
 pytestmark = pytest.mark.server
 
-PROMPT = [5 + n * n % 200 for n in range(600)]
-OTHER = [7 + n * 3 % 150 for n in range(400)]
 MORE = [11, 12, 13]
 ONE_SLOT = ("--parallel", 1)
 
 
-def serve(program: Path, model: Path, port: int, *passed: object, options: Any = ()) -> Any:
-    return running(program, model, port, *passed, options=("--no-draft", *options))
+def serve(server: Server, model: Path, *passed: object, options: Any = ()) -> Any:
+    return server.running(model, *passed, options=("--no-draft", *options))
 
 
 def miss(client: Client, prompt: list[int], **options: Any) -> tuple[str, int, str]:
@@ -47,20 +40,20 @@ def sessions(folder: Path) -> dict[int, Path]:
 
 
 @pytest.fixture
-def saved(patched_server: Path, files: Files, free_port: int, tmp_path: Path) -> Path:
+def saved(server: Server, files: Files, tmp_path: Path) -> Path:
     """A folder with the sessions of PROMPT and OTHER."""
     folder = tmp_path / "sessions"
     options = ("--session-dir", folder)
-    with serve(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
+    with serve(server, files("ids"), *ONE_SLOT, options=options) as client:
         client.complete(PROMPT, n_predict=2)
         client.complete(OTHER, n_predict=2)
     return folder
 
 
-def test_what_a_slot_has(dial: Dial, patched_server: Path, free_port: int) -> None:
+def test_what_a_slot_has(dial: Dial, server: Server) -> None:
     """Plain attention, which can go on from any token, and recurrent states, which cannot."""
     passed = ("--override-kv", "glm4moe.context_length=int:2048", *ONE_SLOT)
-    with serve(patched_server, dial.gguf("glm4moe"), free_port, *passed) as client:
+    with serve(server, dial.gguf("glm4moe"), *passed) as client:
         prompt = [token % 96 for token in PROMPT]
         assert miss(client, prompt)[:2] == ("nothing", 0)
         assert miss(client, prompt)[0] == ""
@@ -72,55 +65,36 @@ def test_what_a_slot_has(dial: Dial, patched_server: Path, free_port: int) -> No
         reason, shared, message = miss(client, [*last, *answer, *MORE])
         assert (reason, shared) == ("new", len(last) + len(answer) - 1)
         assert miss(client, prompt, cache_prompt=False)[0] == "request"
-        lines = [line for line in client.run.lines if "tokens of the prompt" in line]
     lines = [line for line in client.run.lines if "tokens of the prompt" in line]
-    assert [re.findall(r"reused (\d+) of (\d+)", line)[0] for line in lines[:3]] == [
-        ("0", "600"),
-        ("599", "600"),
-        ("500", "600"),
-    ]
-    assert len(lines) == 6
+    found = [re.findall(r"reused (\d+) of (\d+)", line)[0] for line in lines]
+    assert found[:3] == [("0", "600"), ("599", "600"), ("500", "600")]
+    assert len(found) == 6
 
 
-def test_a_recurrent_state(patched_server: Path, files: Files, free_port: int) -> None:
-    with serve(patched_server, files("ids"), free_port, *ONE_SLOT) as client:
+def test_a_recurrent_state(server: Server, files: Files) -> None:
+    with serve(server, files("ids"), *ONE_SLOT) as client:
         client.complete(PROMPT)
         reason, shared, message = miss(client, [*PROMPT[:590], *MORE])
         assert (reason, shared) == ("checkpoint", 590)
         assert "590 tokens are the same" in message
 
 
-def test_what_memory_and_slots_have(patched_server: Path, files: Files, free_port: int) -> None:
+def test_what_memory_and_slots_have(server: Server, files: Files) -> None:
     two = ("--parallel", 2, "--kv-unified")
-    with serve(patched_server, files("ids"), free_port, *two) as client:
+    with serve(server, files("ids"), *two) as client:
         client.complete(PROMPT, id_slot=0)
         assert miss(client, [*PROMPT, *MORE], id_slot=1)[:2] in {
             ("", 0),  # taken over from memory
             ("share", len(PROMPT)),
         }
-        begun, ends = threading.Event(), threading.Event()
         body = {"prompt": [9, *OTHER], "n_predict": 100_000, "ignore_eos": True, "stream": True}
-
-        def stream() -> None:
-            request = urllib.request.Request(client.url, json.dumps(body).encode())
-            with urllib.request.urlopen(request) as answer:
-                for _ in answer:
-                    begun.set()
-                    if ends.is_set():
-                        return
-
-        thread = threading.Thread(target=stream)
-        thread.start()
-        assert begun.wait(60)
-        try:
+        with opened(client.port, "/completion", body) as answer:
+            assert answer.readline()
             reason, shared, message = miss(client, [9, *OTHER, 1])
-        finally:
-            ends.set()
-            thread.join()
         assert (reason, shared) == ("busy", 1 + len(OTHER))
         assert re.search(r"slot [01] has more of it, but is busy", message)
     one = (*ONE_SLOT, "--cache-ram", 1)
-    with serve(patched_server, files("ids"), free_port, *one) as client:
+    with serve(server, files("ids"), *one) as client:
         for n in range(4):
             client.complete([n, *PROMPT], n_predict=1)
         reason, shared, message = miss(client, [0, *PROMPT, 1])
@@ -129,24 +103,15 @@ def test_what_memory_and_slots_have(patched_server: Path, files: Files, free_por
 
 
 @pytest.mark.thorough
-def test_what_the_folder_has(
-    patched_server: Path, files: Files, free_port: int, saved: Path
-) -> None:
+def test_what_the_folder_has(server: Server, files: Files, saved: Path) -> None:
     """Sessions of other parameters, without room, damaged, and removed."""
     kept = sessions(saved)
     long = next(n for n in kept if n >= len(PROMPT))
 
     def asked(prompt: list[int], *passed: object, options: Any = ()) -> tuple[str, int, str]:
         both = ("--session-dir", saved, *options)
-        with serve(
-            patched_server, files("ids"), free_port, *ONE_SLOT, *passed, options=both
-        ) as client:
+        with serve(server, files("ids"), *ONE_SLOT, *passed, options=both) as client:
             return miss(client, prompt)
-
-    def with_file(data: bytes) -> Callable[[], int]:
-        before = kept[long].read_bytes()
-        kept[long].write_bytes(data)
-        return partial(kept[long].write_bytes, before)
 
     text = [*PROMPT, *MORE]
     reason, shared, message = asked(text, "--cache-type-k", "q8_0")
@@ -157,27 +122,23 @@ def test_what_the_folder_has(
     assert asked(PROMPT[:300], "--ctx-size", 512)[:2] == ("context", 300)
     assert asked([99, *OTHER[:20]])[0] == "short"
     data = kept[long].read_bytes()
-    restore = with_file(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    kept[long].write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     reason, shared, message = asked(text)
     assert (reason, shared) == ("unreadable", len(PROMPT))
     assert kept[long].name in message
     assert "slot: " in message
-    restore()
-    restore = with_file(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    kept[long].write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
     reason, shared, message = asked([98, *text])
     assert (reason, shared) == ("unreadable", 0)
     assert f"{kept[long].name}: header: expected checksum" in message
     assert str(saved) not in message
-    restore()
 
 
-def test_sessions_that_were_removed(
-    patched_server: Path, files: Files, free_port: int, saved: Path
-) -> None:
+def test_sessions_that_were_removed(server: Server, files: Files, saved: Path) -> None:
     size = max(path.stat().st_size for path in saved.glob("*.session"))
     options = ("--session-dir", saved, "--session-size", f"{size * 3 // 1000}K")
     passed = (*ONE_SLOT, "--cache-ram", size // 2**20 + 1)
-    with serve(patched_server, files("ids"), free_port, *passed, options=options) as client:
+    with serve(server, files("ids"), *passed, options=options) as client:
         for n in range(8):
             client.complete([n, *PROMPT], n_predict=1)
         reason, shared, message = miss(client, [*PROMPT, *MORE])
@@ -185,16 +146,12 @@ def test_sessions_that_were_removed(
     assert "was removed from the folder to make room" in message
 
 
-def test_no_key_learns_of_another_one(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path
-) -> None:
+def test_no_key_learns_of_another_one(server: Server, files: Files, tmp_path: Path) -> None:
     """What another key has said is as if it were not there, in memory and in files."""
     passed = (*ONE_SLOT, "--api-key", "ann-1,ben-2")
     options = ("--session-dir", tmp_path / "sessions")
     for extra in ((), ("--cache-type-k", "q8_0")):
-        with serve(
-            patched_server, files("ids"), free_port, *passed, *extra, options=options
-        ) as client:
+        with serve(server, files("ids"), *passed, *extra, options=options) as client:
             if not extra:
                 for n in range(5):
                     client.complete([n, *PROMPT], n_predict=1, key="ann-1")

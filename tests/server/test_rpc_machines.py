@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from support import device_calls, preloading
 from support.models import Files
-from support.real_server import PROMPTS, check_two_machines, rpc_server, running
-from support.serving import PATIENCE
+from support.real_server import PROMPTS, Server, check_two_machines, listens, rpc_server
+from support.serving import wait_for
 
 pytestmark = [
     pytest.mark.server,
@@ -61,41 +60,32 @@ def machine(number: int, program: Path) -> Iterator[str]:
             )
         )
         stack.callback(process.kill)
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            with suppress(OSError):
-                socket.create_connection((f"{network}.2", PORT), 1).close()
-                break
-            time.sleep(0.1)
+        wait_for(lambda: listens(f"{network}.2", PORT))
         yield f"{network}.2:{PORT}"
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("driver", ["--spec-draft-fused", "--no-spec-draft-fused"])
 def test_two_machines_hold_the_model_and_the_text_is_the_same(
-    driver: str, patched_server: Path, files: Files, tmp_path: Path, free_port: int
+    driver: str, server: Server, files: Files
 ) -> None:
     """The head goes to the last device, where the model's last layer is."""
-    model, program = files("ids", "demo"), patched_server.parent / "ggml-rpc-server"
+    model, program = files("ids", "demo"), server.program.with_name("ggml-rpc-server")
     with machine(0, program) as one, machine(1, program) as two:
-        text = check_two_machines(patched_server, model, free_port, tmp_path, (one, two), driver)
+        text = check_two_machines(server, model, (one, two), driver)
     assert ("tokens in one graph on RPC1" in text) == (driver == "--spec-draft-fused"), text
 
 
 def test_a_device_is_busy_for_a_part_of_the_time(
-    patched_server: Path,
-    files: Files,
-    tmp_path: Path,
-    free_ports: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As device_calls.c measures it, of the device that an RPC server is."""
     written, model = tmp_path / "counts.txt", files("ids", "demo")
-    with rpc_server(patched_server.parent, free_ports[0]) as machine:
+    with rpc_server(server.program) as machine:
         monkeypatch.setenv("DEVICE_CALLS", str(written))
         monkeypatch.setenv("LD_PRELOAD", str(preloading.build("device_calls", tmp_path)))
         options, began = ("--rpc", machine, "-ngl", 99), time.perf_counter_ns()
-        with running(patched_server, model, free_ports[1], options=options) as client:
+        with server.running(model, options=options) as client:
             client.complete(PROMPTS[0], n_predict=16)
         ns = time.perf_counter_ns() - began
     found = [(row["busy_least"], row["busy_most"]) for row in device_calls.read_counts(written)]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.llama_libraries import answer
 from support.models import Files
-from support.real_server import TEXTS, answers, drafts_of, tokens_of
+from support.real_server import TEXTS, Server, drafts_of, tokens_of
 
 pytestmark = pytest.mark.server
 
@@ -46,31 +42,21 @@ print(json.dumps([
 """
 
 
-def test_penalties_find_their_tokens_wherever_they_stand(patched_server: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(patched_server.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    ordered, *others, before = json.loads(done.stdout)
+def test_penalties_find_their_tokens_wherever_they_stand(server: Server) -> None:
+    ordered, *others, before = answer(server.program.parent, CODE)
     assert others == [ordered] * len(others)
     changed = [i for i, (new, old) in enumerate(zip(ordered, before, strict=True)) if new != old]
     assert changed == [0, 5, 7, 400, 999]
 
 
-def test_a_draft_that_is_undone_takes_its_penalties_back(
-    patched_server: Path, files: Files, free_port: int
-) -> None:
+def test_a_draft_that_is_undone_takes_its_penalties_back(server: Server, files: Files) -> None:
     """Where the context has no snapshots, a checkpoint brings the sampler's state back, too."""
     ngrams = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", 2)
     greedy: dict[str, Any] = {"repeat_penalty": 1.3, "frequency_penalty": 0.5, "n_predict": 64}
     texts = []
     for passed in ((), ngrams):
-        asked = (patched_server, files("base", "demo"), free_port, [text * 4 for text in TEXTS])
-        results = answers(*asked, *passed, options=["--no-draft"], **greedy)
+        asked = (files("base", "demo"), [text * 4 for text in TEXTS], *passed)
+        results = server.answers(*asked, options=["--no-draft"], **greedy)
         texts.append(tokens_of(results))
     assert texts[0] == texts[1]
     offered, accepted = drafts_of(results)

@@ -19,23 +19,21 @@ import pytest
 from mtp_gguf.native.sessions.session_file import check_session
 from support.failing_files import FailingFiles
 from support.models import Files
-from support.ports import free_port as next_port
-from support.real_server import Client, running
-from support.serving import PATIENCE
+from support.real_server import Client, Server
+from support.serving import wait_for
+from support.session_files import OTHER, PROMPT
 
 pytestmark = pytest.mark.server
 
-PROMPT = [5 + n * n % 200 for n in range(600)]
-OTHER = [7 + n * 3 % 150 for n in range(400)]
 PAUSE = 5  # seconds until the server writes again, session_folder.h's pause_us
 OPTIONS = ("--no-draft",)
 GOES_BACK = 0.9  # a recurrent state, to its last checkpoint
 
 
-def serve(program: Path, model: Path, port: int, folder: Path, *options: object) -> Any:
+def serve(server: Server, files: Files, folder: Path, *options: object) -> Any:
     """A server with one slot."""
     passed = (*OPTIONS, "--session-dir", folder, *options)
-    return running(program, model, port, "--parallel", 1, options=passed)
+    return server.running(files("ids"), "--parallel", 1, options=passed)
 
 
 def reused(client: Client, text: list[int]) -> int:
@@ -44,13 +42,6 @@ def reused(client: Client, text: list[int]) -> int:
 
 def sessions(folder: Path) -> list[Path]:
     return sorted(folder.glob("server-*.session"))
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def is_written(folder: Path, before: set[Path]) -> bool:
@@ -64,30 +55,32 @@ def said(client: Client, words: str) -> int:
 
 
 @pytest.fixture
-def saved(patched_server: Path, files: Files, free_port: int, tmp_path: Path) -> Path:
+def saved(server: Server, files: Files, tmp_path: Path) -> Path:
     """A folder with the session of PROMPT."""
     folder = tmp_path / "sessions"
-    with serve(patched_server, files("ids"), free_port, folder) as client:
+    with serve(server, files, folder) as client:
         client.complete(PROMPT, n_predict=2)
     assert len(sessions(folder)) == 1
     return folder
 
 
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], FailingFiles]:
+    """Has calls of servers fail in a folder, as a test says."""
+    return lambda folder: FailingFiles(folder, tmp_path, monkeypatch)
+
+
 @pytest.mark.thorough
 def test_strangers_cost_no_calls(
-    patched_server: Path,
-    files: Files,
-    free_port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server, files: Files, tmp_path: Path, failing: Callable[[Path], FailingFiles]
 ) -> None:
     """Each request writes a session; 4,000 other files are listed then, and not looked at."""
     folder, requests, strangers = tmp_path / "sessions", 20, 4000
     folder.mkdir()
     for n in range(strangers):
         (folder / f"stranger-{n}.session").write_bytes(b"x" * 300)
-    calls = FailingFiles(folder, tmp_path, monkeypatch)
-    with serve(patched_server, files("ids"), free_port, folder) as client:
+    calls = failing(folder)
+    with serve(server, files, folder) as client:
         reused(client, [3, *OTHER])
         began, opens, stats = time.monotonic(), calls["opens"], calls["stats"]
         for n in range(requests):
@@ -102,18 +95,12 @@ def test_strangers_cost_no_calls(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("call", ["open", "read", "list"])
 def test_a_disk_that_fails_for_a_while(
-    patched_server: Path,
-    files: Files,
-    free_port: int,
-    saved: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
+    server: Server, files: Files, saved: Path, failing: Callable[[Path], FailingFiles], call: str
 ) -> None:
     """A good file is not taken for a damaged one, and is used once it can be read."""
-    calls = FailingFiles(saved, tmp_path, monkeypatch)
+    calls = failing(saved)
     calls[call] = errno.EMFILE if call == "open" else errno.EIO
-    with serve(patched_server, files("ids"), free_port, saved) as client:
+    with serve(server, files, saved) as client:
         assert reused(client, [*PROMPT, 1]) == 0
         assert reused(client, [*OTHER, 2]) == 0
         calls[call] = 0
@@ -130,18 +117,14 @@ def test_a_disk_that_fails_for_a_while(
 
 @pytest.mark.thorough
 def test_a_full_disk(
-    patched_server: Path,
-    files: Files,
-    free_port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server, files: Files, tmp_path: Path, failing: Callable[[Path], FailingFiles]
 ) -> None:
     """Answers go on, one line says so, nothing unfinished stays, and it writes again later."""
     folder = tmp_path / "sessions"
     folder.mkdir()
-    calls = FailingFiles(folder, tmp_path, monkeypatch)
+    calls = failing(folder)
     calls["write"] = errno.ENOSPC
-    with serve(patched_server, files("ids"), free_port, folder) as client:
+    with serve(server, files, folder) as client:
         for n in range(3):
             assert reused(client, [10 + n, *OTHER]) == 0
         client.run.until("sessions are not written until that passes")
@@ -162,10 +145,10 @@ def test_a_full_disk(
 
 @pytest.mark.thorough
 def test_a_folder_that_disappears_and_comes_back(
-    patched_server: Path, files: Files, free_port: int, saved: Path, tmp_path: Path
+    server: Server, files: Files, saved: Path, tmp_path: Path
 ) -> None:
     away = tmp_path / "away"
-    with serve(patched_server, files("ids"), free_port, saved) as client:
+    with serve(server, files, saved) as client:
         saved.rename(away)
         assert reused(client, [*PROMPT, 1]) == 0
         for n in range(3):
@@ -182,9 +165,7 @@ def test_a_folder_that_disappears_and_comes_back(
     assert len(sessions(saved)) > 1
 
 
-def test_files_of_others_are_not_removed(
-    patched_server: Path, files: Files, free_port: int, saved: Path
-) -> None:
+def test_files_of_others_are_not_removed(server: Server, files: Files, saved: Path) -> None:
     """They take no part in --session-size, whatever their names; damaged sessions do."""
     (good,) = sessions(saved)
     size = good.stat().st_size
@@ -202,7 +183,7 @@ def test_files_of_others_are_not_removed(
         os.utime(path, (1, 1))
     n_mib = 2 * size // 2**20 + 1
     limit = ("--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
-    with serve(patched_server, files("ids"), free_port, saved, *limit) as client:
+    with serve(server, files, saved, *limit) as client:
         for n in range(6):
             reused(client, [20 + n, *PROMPT])
     assert all(os.path.lexists(path) for path in (*strangers, pipe, link, target))
@@ -211,13 +192,12 @@ def test_files_of_others_are_not_removed(
     assert sum(path.stat().st_size for path in set(sessions(saved)) - {*strangers}) <= n_mib << 20
 
 
-def test_two_servers_share_a_folder(patched_server: Path, files: Files, tmp_path: Path) -> None:
+def test_two_servers_share_a_folder(server: Server, files: Files, tmp_path: Path) -> None:
     """Each goes on with what the other one has written, and survives what it has removed."""
     folder = tmp_path / "sessions"
-    model = files("ids")
     with (
-        serve(patched_server, model, next_port(), folder) as first,
-        serve(patched_server, model, next_port(), folder) as second,
+        serve(server, files, folder) as first,
+        serve(server, files, folder) as second,
     ):
         text = PROMPT
         for turn in range(3):
@@ -238,14 +218,12 @@ def test_two_servers_share_a_folder(patched_server: Path, files: Files, tmp_path
 
 @pytest.mark.thorough
 def test_a_file_that_is_replaced_and_cut_while_it_is_read(
-    patched_server: Path, files: Files, free_port: int, saved: Path, tmp_path: Path
+    server: Server, files: Files, saved: Path
 ) -> None:
     """Answers are the same whatever a file has at the moment that it is looked at."""
     (good,) = sessions(saved)
     data = good.read_bytes()
-    with running(
-        patched_server, files("ids"), free_port, "--parallel", 1, options=OPTIONS
-    ) as client:
+    with server.running(files("ids"), "--parallel", 1, options=OPTIONS) as client:
         expected = [client.complete([*PROMPT, n])["tokens"] for n in range(12)]
     ends = threading.Event()
 
@@ -260,7 +238,7 @@ def test_a_file_that_is_replaced_and_cut_while_it_is_read(
                 file.truncate(len(data) * (n % 7) // 7)
                 file.truncate(len(data))
 
-    with serve(patched_server, files("ids"), free_port, saved) as client:
+    with serve(server, files, saved) as client:
         thread = threading.Thread(target=disturb)
         thread.start()
         try:

@@ -13,13 +13,13 @@ from gguf import GGUFWriter
 from mtp_gguf.server.patches import read_patches
 from mtp_gguf.server.upstream_source import base_names, fetch_archive
 from support.models import Files
-from support.real_server import running
+from support.real_server import Server
+from support.session_files import PROMPT
 
 ROOT = Path(__file__).parents[2]
 FIELDS = ROOT / "native" / "server" / "speculative_fields.h"
 STRUCTS = {"speculative": "common_params_speculative", "draft": "common_params_speculative_draft"}
 LATER = {("draft", "probabilistic")}  # of llama.cpp b11549
-PROMPT = [5 + n * n % 200 for n in range(600)]
 
 
 def common_h(name: str) -> str:
@@ -90,30 +90,24 @@ def control_vector(path: Path, width: int) -> Path:
 
 
 @pytest.mark.thorough
-def test_ways_of_drafting_and_control_vectors(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path
-) -> None:
-    folder, vector = tmp_path / "sessions", tmp_path / "vector.gguf"
-    control_vector(vector, 256)
+def test_ways_of_drafting_and_control_vectors(server: Server, files: Files, tmp_path: Path) -> None:
+    folder, vector = tmp_path / "sessions", control_vector(tmp_path / "vector.gguf", 256)
 
     def asked(*passed: object) -> tuple[int, str]:
         options = ("--depth", 2, "--session-dir", folder)
-        with running(
-            patched_server, files("ids"), free_port, "--parallel", 1, *passed, options=options
-        ) as client:
+        with server.running(files("ids"), "--parallel", 1, *passed, options=options) as client:
             timings = client.complete(PROMPT, n_predict=2)["timings"]
         return timings["cache_n"], timings.get("cache_miss", {}).get("message", "")
 
     assert asked()[0] == 0
     harmless = ("--spec-draft-p-min", 0.4, "--spec-draft-n-min", 1, "--spec-ngram-mod-n-match", 9)
     assert asked(*harmless)[0] > 0
-    reused, why = asked("--control-vector", vector)
-    assert reused == 0
-    assert "control vector 0: expected " in why
+    for passed, words in (
+        (("--control-vector", vector), "control vector 0: expected "),
+        (("--control-vector-scaled", f"{vector}:0.5"), "times 0.5 in layers"),
+        (("--no-spec-draft-fused",), "draft fused: expected 0, found 1"),
+    ):
+        reused, why = asked(*passed)
+        assert reused == 0
+        assert words in why
     assert asked("--control-vector", vector)[0] > 0  # its own
-    reused, why = asked("--control-vector-scaled", f"{vector}:0.5")
-    assert reused == 0
-    assert "times 0.5 in layers" in why
-    reused, why = asked("--no-spec-draft-fused")
-    assert reused == 0
-    assert "draft fused: expected 0, found 1" in why

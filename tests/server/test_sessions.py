@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
-import json
 import os
 import random
 import shutil
 import struct
 import time
-import urllib.request
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.native.sessions.session_file import check_session, read_session
 from support.commands import invoke, succeed
 from support.models import Dial, Files
-from support.real_server import SETTINGS, TOKENS, Client, drafted, refusal, running
-from support.serving import serving
-from support.session_files import parse_session, version_1
+from support.real_server import TOKENS, Client, Server, drafted, post, refusal
+from support.serving import wait_for
+from support.session_files import OTHER, PROMPT, parse_session, version_1
 from support.upstream.nextn_models import TOKENS as VOCABULARY
 
 pytestmark = pytest.mark.server
 
-PROMPT = [5 + n * n % 200 for n in range(600)]
-OTHER = [7 + n * 3 % 150 for n in range(400)]
 MORE = [11, 12, 13]
 ONE_SLOT = ("--parallel", 1)
+Saved = tuple[Path, Any]
+WRITTEN = ".server-1.part"  # by another server
+EPSILON = "qwen35.attention.layer_norm_rms_epsilon"
 
 
-def server(
-    program: Path, model: Path, port: int, folder: Path | None, *passed: object
+def keeping(
+    server: Server, model: Path, folder: Path | None, *passed: object
 ) -> AbstractContextManager[Client]:
-    """A server with one slot, which is asked to end at the end and must."""
+    """A server with one slot, and a folder for its conversations."""
     kept = () if folder is None else ("--session-dir", folder)
-    return running(program, model, port, *ONE_SLOT, *passed, options=("--depth", 2, *kept))
+    return server.running(model, *ONE_SLOT, *passed, options=("--depth", 2, *kept))
 
 
 def told(result: dict[str, Any]) -> list[Any]:
@@ -61,10 +57,10 @@ def sessions(folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-def saved(patched_server: Path, files: Files, free_port: int, tmp_path: Path) -> tuple[Path, Any]:
+def saved(server: Server, files: Files, tmp_path: Path) -> Saved:
     """A folder with the conversations of a server that has ended, and the first one's answer."""
     folder = tmp_path / "sessions"
-    with server(patched_server, files("ids"), free_port, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         answer = client.complete(PROMPT)
         client.complete(OTHER)
     assert len(sessions(folder)) == 2
@@ -72,13 +68,13 @@ def saved(patched_server: Path, files: Files, free_port: int, tmp_path: Path) ->
 
 
 def test_a_restarted_server_goes_on_as_if_nothing_had_happened(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
+    server: Server, files: Files, saved: Saved
 ) -> None:
     folder, answer = saved
-    with server(patched_server, files("ids"), free_port, None) as client:
+    with keeping(server, files("ids"), None) as client:
         client.complete(PROMPT)
         expected = client.complete([*PROMPT, *answer, *MORE])
-    with server(patched_server, files("ids"), free_port, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         found = client.complete([*PROMPT, *answer, *MORE])
         other = client.complete([*OTHER, *MORE])
     assert told(found) == told(expected)
@@ -101,24 +97,18 @@ def test_a_restarted_server_goes_on_as_if_nothing_had_happened(
     [*((name, False) for name in ("qwen35", "qwen3next", "glm4moe", "step35")), ("step35", True)],
 )
 def test_every_kind_of_memory_goes_on(
-    dial: Dial,
-    patched_server: Path,
-    free_port: int,
-    tmp_path: Path,
-    name: str,
-    swa_full: bool,
-    sampling: dict[str, Any],
+    dial: Dial, server: Server, tmp_path: Path, name: str, swa_full: bool, sampling: dict[str, Any]
 ) -> None:
     """Recurrent states, experts, plain attention and sliding windows; drafted greedily or not."""
     model, prompt = dial.gguf(name), [token % VOCABULARY for token in PROMPT]
     passed = ["--override-kv", f"{name}.context_length=int:2048"]
     passed += ["--swa-full"] if swa_full else []
-    with server(patched_server, model, free_port, None, *passed) as client:
+    with keeping(server, model, None, *passed) as client:
         answer = client.complete(prompt, **sampling)["tokens"]
         expected = client.complete([*prompt, *answer, *MORE], **sampling)
-    with server(patched_server, model, free_port, tmp_path, *passed) as client:
+    with keeping(server, model, tmp_path, *passed) as client:
         assert client.complete(prompt, **sampling)["tokens"] == answer
-    with server(patched_server, model, free_port, tmp_path, *passed) as client:
+    with keeping(server, model, tmp_path, *passed) as client:
         found = client.complete([*prompt, *answer, *MORE], **sampling)
     assert told(found) == told(expected)
     # llama.cpp does not go on within a window that was restored, but from the checkpoint before it
@@ -128,15 +118,13 @@ def test_every_kind_of_memory_goes_on(
 
 
 @pytest.mark.thorough
-def test_the_longest_beginning_is_taken(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
-) -> None:
+def test_the_longest_beginning_is_taken(server: Server, files: Files, saved: Saved) -> None:
     """From a file, though another one, or the slot, has a shorter one and nothing else."""
     folder, answer = saved
     longer = [*PROMPT, *answer, *OTHER]
-    with server(patched_server, files("ids"), free_port, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         longer += client.complete(longer)["tokens"]
-    with server(patched_server, files("ids"), free_port, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         client.complete(PROMPT)  # goes back, and is written as the end of a conversation again
     found = {check_session(path).n_tokens: path for path in sessions(folder)}
     shorter = len(PROMPT) + len(answer) - 1
@@ -144,17 +132,17 @@ def test_the_longest_beginning_is_taken(
     found[len(longer) - 1].rename(folder / "1.session")
     for before in (OTHER, PROMPT):
         copied = shutil.copytree(folder, folder.parent / f"{len(before)}")
-        with server(patched_server, files("ids"), free_port, copied) as client:
+        with keeping(server, files("ids"), copied) as client:
             client.complete(before)
             assert reused(client.complete([*longer, *MORE])) == len(longer) - 1
 
 
 def test_conversations_with_the_same_beginning_alternate(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+    server: Server, files: Files, tmp_path: Path
 ) -> None:
     """More than half of the slot's text is that of the next request; the rest is not lost."""
     first, second = [*PROMPT, *OTHER], [*PROMPT, *OTHER[1:]]
-    with server(patched_server, files("ids"), free_port, tmp_path) as client:
+    with keeping(server, files("ids"), tmp_path) as client:
         first += client.complete(first)["tokens"]
         second += client.complete(second)["tokens"]
         for text in (first, second):
@@ -164,11 +152,7 @@ def test_conversations_with_the_same_beginning_alternate(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("place", [10, 40, -1, None], ids=["prefix", "json", "state", "cut"])
 def test_a_damaged_session_is_not_used(
-    patched_server: Path,
-    files: Files,
-    free_port: int,
-    saved: tuple[Path, Any],
-    place: int | None,
+    server: Server, files: Files, saved: Saved, place: int | None
 ) -> None:
     folder, answer = saved
     for path in sessions(folder):
@@ -180,50 +164,13 @@ def test_a_damaged_session_is_not_used(
         path.write_bytes(data)
         with pytest.raises(FormatError):
             check_session(path)
-    with server(patched_server, files("ids"), free_port, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         found = client.complete([*PROMPT, *answer, *MORE])
     assert reused(found) == 0
 
 
 @pytest.mark.thorough
-def test_sessions_of_another_model_or_cache_are_not_used(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
-) -> None:
-    folder, answer = saved
-    kept = sessions(folder)
-    epsilon = ("--override-kv", "qwen35.attention.layer_norm_rms_epsilon=float:0.3")
-    for model, passed in (
-        ("table", ()),
-        ("ids", ("--cache-type-k", "q8_0")),
-        ("ids", epsilon),
-    ):
-        with server(patched_server, files(model), free_port, folder, *passed) as client:
-            assert reused(client.complete([*PROMPT, *answer, *MORE])) == 0
-    assert set(kept) < set(sessions(folder))
-
-
-def process_of(client: Client) -> psutil.Process:
-    """The llama-server."""
-    (process,) = psutil.Process(client.run.process.pid).children()
-    return process
-
-
-def lasting_files(process: psutil.Process) -> set[int]:
-    """The descriptors that a server keeps open: it has no connection, and they stay the same."""
-    before: set[int] = set()
-    while True:
-        idle = all(one.status == psutil.CONN_LISTEN for one in process.net_connections())
-        now = {int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")}
-        if idle and now == before:
-            return now
-        before = now
-        time.sleep(1)
-
-
-@pytest.mark.thorough
-def test_strange_files_are_read_once(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
-) -> None:
+def test_strange_files_are_read_once(server: Server, files: Files, saved: Saved) -> None:
     """Foreign, damaged, of another program or model: at the start, and when they appear."""
     folder, answer = saved
     good = {check_session(path).n_tokens: path.read_bytes() for path in sessions(folder)}
@@ -247,8 +194,8 @@ def test_strange_files_are_read_once(
     for path in sessions(folder):
         if path.read_bytes() == data:
             path.write_bytes(strange[-1])  # its header and tokens are whole, its state is damaged
-    with server(patched_server, files("ids"), free_port, folder) as client:
-        process = process_of(client)
+    with keeping(server, files("ids"), folder) as client:
+        (process,) = client.processes()
 
         def reads(text: list[int]) -> tuple[int, int]:
             before = process.io_counters().read_count
@@ -271,28 +218,8 @@ def test_strange_files_are_read_once(
 
 
 @pytest.mark.thorough
-def test_a_file_that_could_not_be_read_for_a_while(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
-) -> None:
-    """Without a free descriptor, the prompt is read; the file is no worse for it."""
-    folder, answer = saved
-    with server(patched_server, files("ids"), free_port, folder) as client:
-        process = process_of(client)
-        used = lasting_files(process)
-        _, second = itertools.islice((fd for fd in itertools.count() if fd not in used), 2)
-        before = process.rlimit(psutil.RLIMIT_NOFILE)
-        process.rlimit(psutil.RLIMIT_NOFILE, (second, before[1]))  # one is left: the request's
-        assert reused(client.complete([*PROMPT, *answer, *MORE], n_predict=2)) == 0
-        process.rlimit(psutil.RLIMIT_NOFILE, before)
-        client.complete([3, *OTHER], n_predict=2)
-        time.sleep(1.2)
-        longer = [*PROMPT, *answer, 1, 2, 3]
-        assert reused(client.complete(longer, n_predict=2)) >= len(PROMPT)
-
-
-@pytest.mark.thorough
 def test_a_file_that_is_out_of_reach_is_tried_again(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any], tmp_path: Path
+    server: Server, files: Files, saved: Saved, tmp_path: Path
 ) -> None:
     """Soon, though neither its name nor the folder changes: it is not taken for a damaged one."""
     folder, answer = saved
@@ -300,7 +227,7 @@ def test_a_file_that_is_out_of_reach_is_tried_again(
     away, back = tmp_path / "away", tmp_path / "back"
     path.rename(away)
     path.symlink_to(back)
-    with server(patched_server, files("ids"), free_port, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         away.rename(back)
         time.sleep(2.5)
         assert reused(client.complete([*PROMPT, *answer, *MORE], n_predict=2)) >= len(PROMPT)
@@ -308,7 +235,7 @@ def test_a_file_that_is_out_of_reach_is_tried_again(
 
 @pytest.mark.thorough
 def test_sessions_of_other_parameters_are_not_used(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+    server: Server, files: Files, tmp_path: Path
 ) -> None:
     """Of another later shard, or with parameters that nobody has proved harmless."""
     split, folder = files("split"), tmp_path / "sessions"
@@ -316,31 +243,34 @@ def test_sessions_of_other_parameters_are_not_used(
     model, *_, last = sorted((tmp_path / "model").iterdir())
 
     def asked(*passed: object) -> int:
-        with server(patched_server, model, free_port, folder, *passed) as client:
+        with keeping(server, model, folder, *passed) as client:
             return reused(client.complete([*PROMPT, *MORE]))
 
     assert asked() == 0
     assert asked("--threads", 1, "--ubatch-size", 64, "--no-perf") > 0
     assert "type_k: f16" in succeed("doctor", sessions(folder)[0])
-    for passed in (("--repack",), ("--rope-freq-base", 5e5), ("--flash-attn", "off")):
+    n_files = len(sessions(folder))
+    for passed in (
+        *(("--repack",), ("--rope-freq-base", 5e5), ("--flash-attn", "off")),
+        *(("--cache-type-k", "q8_0"), ("--override-kv", f"{EPSILON}=float:0.3")),
+    ):
         copied = shutil.copytree(folder, tmp_path / passed[0])
-        with server(patched_server, model, free_port, copied, *passed) as client:
+        with keeping(server, model, copied, *passed) as client:
             assert reused(client.complete([*PROMPT, *MORE])) == 0, passed
+        assert len(sessions(copied)) > n_files  # those of others stay
     data = bytearray(last.read_bytes())
     data[-1] ^= 1
     last.write_bytes(data)
     assert asked() == 0
 
 
-def test_the_least_recently_used_go_first(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
-) -> None:
+def test_the_least_recently_used_go_first(server: Server, files: Files, saved: Saved) -> None:
     folder, _ = saved
     oldest, newest = sorted(sessions(folder), key=lambda path: check_session(path).n_tokens)
     os.utime(oldest, (1, 1))
     size = f"{3 * newest.stat().st_size // 10**6 + 1}M"
     options = ("--session-dir", folder, "--session-size", size)
-    with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
+    with server.running(files("ids"), *ONE_SLOT, options=options) as client:
         for first in range(20, 26):
             client.complete([first, *PROMPT])
     assert not oldest.exists()
@@ -348,117 +278,38 @@ def test_the_least_recently_used_go_first(
     assert sum(path.stat().st_size for path in sessions(folder)) <= limit
 
 
-def test_unfinished_files_count(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
-) -> None:
+def serve_six(server: Server, files: Files, folder: Path, n_mib: int) -> None:
+    """Answer six prompts that are kept, with so much room, while another server writes a file."""
+    options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
+    with (folder / WRITTEN).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as its server does
+        prompts = [[first, *PROMPT] for first in range(20, 26)]
+        server.answers(files("ids"), prompts, *ONE_SLOT, options=options)
+
+
+def test_unfinished_files_count(server: Server, files: Files, saved: Saved) -> None:
     """One that another server writes takes a part of the size; one whose server is dead goes."""
     folder, _ = saved
     largest = max(path.stat().st_size for path in sessions(folder))
-    written, left_over = folder / ".server-1.part", folder / ".server-2.part"
-    old = (
-        time.time() - 60
-    )  # a server keeps what is younger than a second, which may get its lock yet
-    for path in (written, left_over):
-        path.write_bytes(bytes(2 * largest))
-        os.utime(path, (old, old))
+    # A server keeps what is younger than a second, which may get its lock yet.
+    old = time.time() - 60
+    for name in (WRITTEN, ".server-2.part"):
+        (folder / name).write_bytes(bytes(2 * largest))
+        os.utime(folder / name, (old, old))
     n_mib = 4 * largest // 2**20 + 1
-    options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
-    with written.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # as its server does
-        with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
-            for first in range(20, 26):
-                client.complete([first, *PROMPT])
-    assert written.exists()
-    assert not left_over.exists()
+    serve_six(server, files, folder, n_mib)
+    assert [path.name for path in folder.glob("*.part")] == [WRITTEN]
     assert sum(path.stat().st_size for path in folder.iterdir()) <= n_mib << 20
     assert sessions(folder)
 
 
 @pytest.mark.thorough
-def test_no_room_beside_unfinished_files(
-    patched_server: Path, files: Files, free_port: int, saved: tuple[Path, Any]
-) -> None:
+def test_no_room_beside_unfinished_files(server: Server, files: Files, saved: Saved) -> None:
     folder, _ = saved
     n_mib = max(path.stat().st_size for path in sessions(folder)) // 2**20 + 1
-    written = folder / ".server-1.part"
-    written.write_bytes(bytes(n_mib << 20))
-    options = ("--session-dir", folder, "--session-size", f"{n_mib * 2**20 // 1000 + 1}K")
-    with written.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with running(patched_server, files("ids"), free_port, *ONE_SLOT, options=options) as client:
-            for first in range(20, 26):
-                client.complete([first, *PROMPT])
-    assert [path.name for path in folder.iterdir()] == [written.name]
-
-
-def talk(client: Client, texts: list[list[int]], clients: int) -> list[int]:
-    """Continue each text by an answer and a question, several at a time; what each reused."""
-
-    def one(text: list[int]) -> int:
-        result = client.complete(text, n_predict=8, cache_prompt=clients > 1)
-        text += [*result["tokens"], *MORE]
-        return reused(result)
-
-    with ThreadPoolExecutor(clients) as pool:
-        return list(pool.map(one, texts))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("conversations", "rounds"), [(9, 2), pytest.param(100, 6, marks=pytest.mark.slow)]
-)
-def test_many_conversations_over_few_slots(
-    patched_server: Path,
-    files: Files,
-    free_port: int,
-    tmp_path: Path,
-    conversations: int,
-    rounds: int,
-) -> None:
-    """Two servers after each other, or in the slow form more, have fewer slots than clients."""
-    begun = [[5 + i, *PROMPT[: 300 + 7 * i]] for i in range(conversations)]
-    expected = [list(text) for text in begun]
-    with server(patched_server, files("ids"), free_port, None) as client:
-        for _ in range(rounds):
-            talk(client, expected, 1)
-    folder = tmp_path / "sessions"
-    options = ("--session-dir", folder, "--session-size", "4G")
-    for n in range(rounds):
-        with running(
-            patched_server, files("ids"), free_port, "--parallel", 2, options=options
-        ) as client:
-            counts = talk(client, begun, 4)
-        if n > 0:
-            assert min(counts) > 0
-        assert len(sessions(folder)) == conversations
-    assert begun == expected
-
-
-def test_a_killed_server_leaves_whole_files(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path
-) -> None:
-    folder = tmp_path / "sessions"
-    passed = (*SETTINGS, *ONE_SLOT)
-    options = ("--session-dir", folder)
-    with serving(patched_server, files("ids"), free_port, *passed, options=options) as run:
-        run.until("ready")
-        client = Client(run, free_port)
-        client.complete(PROMPT)
-        client.complete(OTHER)  # has the first one written
-        for process in psutil.Process(run.process.pid).children():
-            process.kill()
-        assert run.end() != 0
-    for path in sessions(folder):
-        check_session(path)
-    with server(patched_server, files("ids"), free_port, folder) as client:
-        assert client.complete(OTHER)["tokens"]
-
-
-def kill(client: Client) -> None:
-    """Kill the llama-server at once, as kill -9 does."""
-    for process in psutil.Process(client.run.process.pid).children():
-        process.kill()
-    assert client.run.end() != 0
+    (folder / WRITTEN).write_bytes(bytes(n_mib << 20))
+    serve_six(server, files, folder, n_mib)
+    assert [path.name for path in folder.iterdir()] == [WRITTEN]
 
 
 def tokens_in(folder: Path) -> list[int]:
@@ -466,27 +317,21 @@ def tokens_in(folder: Path) -> list[int]:
     return sorted(check_session(path).n_tokens for path in sessions(folder))
 
 
-def wait_for(folder: Path, least: int, seconds: float = 60.0) -> None:
+def wait_for_session(folder: Path, least: int) -> None:
     """Wait for a session of at least this many tokens."""
-    deadline = time.monotonic() + seconds
-    while max(tokens_in(folder), default=0) < least:
-        assert time.monotonic() < deadline, tokens_in(folder)
-        time.sleep(0.1)
+    wait_for(lambda: max(tokens_in(folder), default=0) >= least, f"{least} tokens")
 
 
 @pytest.mark.thorough
 def test_a_killed_server_has_written_what_was_idle(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+    server: Server, files: Files, tmp_path: Path
 ) -> None:
     """Without another request; and the beginning is not written again for a few new tokens."""
     folder = tmp_path / "sessions"
-    passed, options = (*SETTINGS, *ONE_SLOT), ("--depth", 2, "--session-dir", folder)
-    model = files("ids")
-    with serving(patched_server, model, free_port, *passed, options=options) as run:
-        run.until("ready")
-        client = Client(run, free_port)
+    options = ("--depth", 2, "--session-dir", folder)
+    with server.started(files("ids"), *ONE_SLOT, options=options) as client:
         answer = client.complete(PROMPT)["tokens"]
-        wait_for(folder, len(PROMPT) + len(answer) - 1)
+        wait_for_session(folder, len(PROMPT) + len(answer) - 1)
         before = tokens_in(folder)
         text = [*PROMPT, *answer, *MORE]
         text += client.complete(text, n_predict=2)["tokens"]
@@ -494,13 +339,13 @@ def test_a_killed_server_has_written_what_was_idle(
         assert tokens_in(folder) == before
         longer = [*text, *range(20, 320)]
         longer += client.complete(longer)["tokens"]
-        wait_for(folder, len(longer) - 1)
+        wait_for_session(folder, len(longer) - 1)
         assert len(sessions(folder)) == 1  # it replaces its beginning
-        kill(client)
-    with server(patched_server, model, free_port, None) as client:
+        client.kill()
+    with keeping(server, files("ids"), None) as client:
         client.complete(longer[:-TOKENS])
         expected = client.complete([*longer, *MORE])
-    with server(patched_server, model, free_port, folder) as client:
+    with keeping(server, files("ids"), folder) as client:
         found = client.complete([*longer, *MORE])
     assert told(found) == told(expected)
     assert reused(found) >= len(longer) - 1
@@ -510,25 +355,22 @@ def test_a_killed_server_has_written_what_was_idle(
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("drafts", [("--depth", 2), ("--depth", 2, "--lookup")], ids=str)
 def test_files_of_slots_have_the_drafts_too(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path, drafts: Sequence[object]
+    server: Server, files: Files, tmp_path: Path, drafts: Sequence[object]
 ) -> None:
     """As if the slot had not been saved; a file without them, or a damaged one, still restores."""
     model, path = files("ids"), tmp_path / "slot.bin"
+    passed = (*ONE_SLOT, "--slot-save-path", f"{tmp_path}/")
 
-    def log_of(name: str) -> tuple[object, ...]:
-        kept = ("--slot-save-path", f"{tmp_path}/", "--log-file", tmp_path / name)
-        return (*ONE_SLOT, *kept, "--verbosity", 10)
-
-    def did(name: str, result: dict[str, Any]) -> list[Any]:
+    def did(client: Client, result: dict[str, Any]) -> list[Any]:
         offered = result["timings"]["draft_n"]
-        return [*told(result), drafted(tmp_path / name)[-offered:]]
+        return [*told(result), drafted(client.log())[-offered:]]
 
-    with running(patched_server, model, free_port, *log_of("first"), options=drafts) as client:
+    with server.running(model, *passed, options=drafts, verbose=True) as client:
         answer = client.complete(PROMPT)["tokens"]
         said = slot(client, "save")
         text = [*PROMPT, *answer, *MORE]
         result = client.complete(text)
-    expected = did("first", result)
+    expected = did(client, result)
     assert path.stat().st_size == said["n_written"]
     data = path.read_bytes()
     (nbytes,) = struct.unpack_from("<Q", data, len(data) - 16)
@@ -539,10 +381,10 @@ def test_files_of_slots_have_the_drafts_too(
     found = {}
     for name, content in (("whole", data), ("stock", stock), ("damaged", bytes(damaged))):
         path.write_bytes(content)
-        with running(patched_server, model, free_port, *log_of(name), options=drafts) as client:
+        with server.running(model, *passed, options=drafts, verbose=True) as client:
             assert slot(client, "restore")["n_restored"] == len(PROMPT) + len(answer) - 1
             result = client.complete(text)
-        found[name] = did(name, result)
+        found[name] = did(client, result)
         assert reused(result) == len(PROMPT) + len(answer) - 1
     assert found["whole"] == expected
     assert found["stock"][0] == expected[0]
@@ -551,20 +393,19 @@ def test_files_of_slots_have_the_drafts_too(
 
 def slot(client: Client, action: str) -> dict[str, Any]:
     """Save or restore the slot as slot.bin."""
-    url = client.url.replace("/completion", f"/slots/0?action={action}")
-    request = urllib.request.Request(url, b'{"filename": "slot.bin"}')
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        result: dict[str, Any] = json.load(answer)
+    status, found = post(client.port, f"/slots/0?action={action}", {"filename": "slot.bin"})
+    assert status == 200, found
+    result: dict[str, Any] = found
     return result
 
 
 def test_forged_states_of_a_drafter_do_no_harm(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path
+    server: Server, files: Files, tmp_path: Path
 ) -> None:
     """Their checksums are right; the answers are those of the target."""
     passed = (*ONE_SLOT, "--slot-save-path", f"{tmp_path}/")
     model, path = files("ids"), tmp_path / "slot.bin"
-    with running(patched_server, model, free_port, *passed, options=("--depth", "auto")) as client:
+    with server.running(model, *passed, options=("--depth", "auto")) as client:
         answer = client.complete(PROMPT)["tokens"]
         slot(client, "save")
         text = [*PROMPT, *answer, *MORE]
@@ -591,18 +432,16 @@ def test_forged_states_of_a_drafter_do_no_harm(
             assert client.complete(text)["tokens"] == expected
 
 
-def test_doctor_reports_on_them(saved: tuple[Path, Any]) -> None:
+def test_doctor_reports_on_them(saved: Saved) -> None:
     path = sessions(saved[0])[0]
     assert "program: llama-server" in succeed("doctor", path)
     with pytest.raises(FormatError, match="found one of llama-server"):
         read_session(path)
 
 
-def test_what_excludes_sessions(
-    patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_what_excludes_sessions(server: Server, files: Files, tmp_path: Path) -> None:
     kept = ("-m", files("ids"), "--session-dir", tmp_path / "s")
-    assert "--cache-ram 0 switches off" in refusal(patched_server, *kept, "--cache-ram", 0)
+    assert "--cache-ram 0 switches off" in refusal(server.program, *kept, "--cache-ram", 0)
     (tmp_path / "file").touch()
     done = invoke("serve", files("ids"), "--session-dir", tmp_path / "file")
     assert done.exit_code == 2

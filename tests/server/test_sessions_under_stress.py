@@ -16,14 +16,12 @@ from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.native.sessions.session_file import check_session
 from support.models import Files
-from support.real_server import SETTINGS, Client, running
-from support.serving import serving
+from support.real_server import Client, Server
 
 pytestmark = pytest.mark.server
 
@@ -36,7 +34,7 @@ def begun(number: int) -> list[int]:
     return [5 + number % 900, *(5 + n * n * (number + 1) % 211 for n in range(300 + number % 50))]
 
 
-def expected(program: Path, model: Path, port: int, count: int) -> list[Talk]:
+def expected(server: Server, model: Path, count: int) -> list[Talk]:
     """The prompts of conversations and their answers, by a server that keeps none."""
 
     def turns(client: Client, prompt: list[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -45,7 +43,7 @@ def expected(program: Path, model: Path, port: int, count: int) -> list[Talk]:
             yield prompt, tokens
             prompt = [*prompt, *tokens, 11 + turn]
 
-    with running(program, model, port, "--parallel", 1, options=("--depth", 2)) as client:
+    with server.running(model, "--parallel", 1, options=("--depth", 2)) as client:
         return [list(turns(client, begun(number))) for number in range(count)]
 
 
@@ -90,27 +88,25 @@ def clients(client: Client, talks: Sequence[Talk], count: int, seed: str) -> Ite
     ("kills", "talks"), [(3, 6), pytest.param(100, 40, marks=pytest.mark.slow)]
 )
 def test_kills_lose_no_file(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path, kills: int, talks: int
+    server: Server, files: Files, tmp_path: Path, kills: int, talks: int
 ) -> None:
     """At any moment, with a folder that has no room for all; every answer is right."""
     model, folder = files("ids"), tmp_path / "sessions"
-    told = expected(patched_server, model, free_port, talks)
+    told = expected(server, model, talks)
     rng, size = random.Random(1), 4_000_000
     options = ("--depth", 2, "--session-dir", folder, "--session-size", "4M")
-    passed = (*SETTINGS, "--parallel", 2)
     for kill in range(kills):
-        with serving(patched_server, model, free_port, *passed, options=options) as run:
-            run.until("ready")
-            with clients(Client(run, free_port), told, 2, f"{kill}"):
-                time.sleep(rng.uniform(0, 4))
-                for process in psutil.Process(run.process.pid).children():
-                    process.kill()
-            assert run.end() != 0
+        with (
+            server.started(model, "--parallel", 2, options=options) as client,
+            clients(client, told, 2, f"{kill}"),
+        ):
+            time.sleep(rng.uniform(0, 4))
+            client.kill()
         check_folder(folder, size)
     # The folder has room for one file, which is removed before the next one is complete: whether a
     # kill leaves one is a matter of luck, but not whether a server that ends does.
     time.sleep(1)  # until unfinished files are leftovers
-    with running(patched_server, model, free_port, "--parallel", 2, options=options) as client:
+    with server.running(model, "--parallel", 2, options=options) as client:
         client.complete(told[0][-1][0], n_predict=ANSWER)
     check_folder(folder, size)
     assert list(folder.glob("*.session"))
@@ -121,26 +117,20 @@ def test_kills_lose_no_file(
     ("seconds", "count", "talks"), [(10, 4, 12), pytest.param(600, 8, 200, marks=pytest.mark.slow)]
 )
 def test_many_clients_share_few_slots(
-    patched_server: Path,
-    files: Files,
-    free_port: int,
-    tmp_path: Path,
-    seconds: int,
-    count: int,
-    talks: int,
+    server: Server, files: Files, tmp_path: Path, seconds: int, count: int, talks: int
 ) -> None:
     """Every answer is right, and the next server continues every conversation."""
     model, folder = files("ids"), tmp_path / "sessions"
-    told = expected(patched_server, model, free_port, talks)
+    told = expected(server, model, talks)
     options = ("--depth", 2, "--session-dir", folder, "--session-size", "4G")
     passed = ("--parallel", count // 2)
-    with running(patched_server, model, free_port, *passed, options=options) as client:
+    with server.running(model, *passed, options=options) as client:
         with clients(client, told, count, "many"):
             time.sleep(seconds)
         for prompt, _ in (talk[-1] for talk in told):  # the last of each
             client.complete(prompt, n_predict=ANSWER)
     check_folder(folder, 4 << 30)
-    with running(patched_server, model, free_port, *passed, options=options) as client:
+    with server.running(model, *passed, options=options) as client:
         for talk in told:
             text = [*talk[-1][0], *talk[-1][1]]
             timings = client.complete([*text, 12], n_predict=1)["timings"]
@@ -168,14 +158,14 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 @pytest.mark.thorough
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_damaged_files_are_read_as_prompts(
-    patched_server: Path, files: Files, free_port: int, tmp_path: Path, count: int
+    server: Server, files: Files, tmp_path: Path, count: int
 ) -> None:
     """Each by a server that has 20 of them, and answers as without any."""
     model, folder, n_files = files("ids"), tmp_path / "sessions", 20
-    told = expected(patched_server, model, free_port, n_files)
+    told = expected(server, model, n_files)
     options = ("--depth", 2, "--session-dir", folder)
     passed = ("--parallel", 1)
-    with running(patched_server, model, free_port, *passed, options=options) as client:
+    with server.running(model, *passed, options=options) as client:
         for talk in told:
             client.complete(talk[0][0], n_predict=ANSWER)
     whole = {check_session(path).n_tokens: path.read_bytes() for path in folder.iterdir()}
@@ -192,7 +182,7 @@ def test_damaged_files_are_read_as_prompts(
                 fits[n_tokens] = bool(check_session(path))
             except FormatError:
                 fits[n_tokens] = False
-        with running(patched_server, model, free_port, *passed, options=options) as client:
+        with server.running(model, *passed, options=options) as client:
             for talk in told:
                 prompt, want = talk[1]
                 result = client.complete(prompt, n_predict=ANSWER)

@@ -6,19 +6,14 @@ another one's text is seen.
 
 from __future__ import annotations
 
-import json
 import random
-import re
 import sys
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from support.models import Files
-from support.real_server import DEPTH, TEXTS, TOKENS, Client, answers, certain, running
-from support.serving import server_folder
+from support.real_server import DEPTH, TEXTS, TOKENS, Client, Server, certain, opened
 
 pytestmark = [
     pytest.mark.server,
@@ -32,29 +27,22 @@ GROWTH = 1.10  # of the memory after the first tenth, in which caches fill
 SEED = 4
 
 
-def resident_bytes(wrapper: int) -> int:
-    """Resident memory of the server that the process `wrapper` runs."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", (server_folder(wrapper) / "status").read_text())
-    assert found
-    return int(found[1]) * 1024
-
-
 def cancel(client: Client, prompt: str) -> None:
     """Ask for a stream, read its beginning and hang up."""
     body = {"prompt": prompt, "n_predict": 200, "ignore_eos": True, "stream": True}
-    request = urllib.request.Request(client.url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with opened(client.port, "/completion", body) as answer:
         answer.readline()
 
 
-def test_many_clients_that_come_and_go(patched_server: Path, files: Files, free_port: int) -> None:
+def test_many_clients_that_come_and_go(server: Server, files: Files) -> None:
     model = files("table", "demo")
-    plain = answers(patched_server, model, free_port, TEXTS, options=["--no-draft"], n_probs=2)
+    plain = server.answers(model, TEXTS, options=["--no-draft"], n_probs=2)
     texts = [certain(result) for result in plain]
 
     # A limit on kept prompts that is reached within the first tenth.
     slots, depth = ("--parallel", SLOTS, "--cache-ram", 8), ("--spec-draft-n-max", DEPTH)
-    with running(patched_server, model, free_port, *slots, options=depth) as client:
+    with server.running(model, *slots, options=depth) as client:
+        (process,) = client.processes()
 
         def work(number: int) -> None:
             choice = random.Random(f"{SEED} {number}")
@@ -69,7 +57,7 @@ def test_many_clients_that_come_and_go(patched_server: Path, files: Files, free_
 
         with ThreadPoolExecutor(CLIENTS) as pool:
             list(pool.map(work, range(REQUESTS // 10)))
-            early = resident_bytes(client.run.process.pid)
+            early = process.memory_info().rss
             list(pool.map(work, range(REQUESTS // 10, REQUESTS)))
-        late = resident_bytes(client.run.process.pid)
+        late = process.memory_info().rss
     assert late < early * GROWTH, f"{early} bytes, then {late}"

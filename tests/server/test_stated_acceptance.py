@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.convert.heads import acceptance as measuring
-from mtp_gguf.gguf_tools.heads.acceptance import Counts, read_stored
+from mtp_gguf.gguf_tools.heads.acceptance import Acceptance, Counts, read_stored
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native.checks.acceptance import accepted_drafts, places_of
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from support.commands import invoke, succeed
 from support.models import DEMO, Dial
-from support.real_server import counts, running
+from support.real_server import Server, counts, drafts_of, tokens_of
 
 pytestmark = [pytest.mark.server, pytest.mark.thorough]
 
@@ -41,65 +41,66 @@ def while_generating(model: Path) -> tuple[list[list[int]], Counts, list[list[in
     return prompts, Counts(stats.drafted[:1], stats.accepted[:1]), texts
 
 
-def served(
-    server: Path, model: Path, port: int, prompts: list[list[int]]
-) -> tuple[Counts, list[list[int]]]:
+def served(server: Server, model: Path, prompts: list[list[int]]) -> tuple[Counts, list[list[int]]]:
     """First drafts and answers of llama-server."""
     options = ("--depth", 1, "--no-lookup")
-    with running(server, model, port, options=options) as client:
-        results = [client.complete(prompt, n_predict=ANSWER) for prompt in prompts]
-    drafted, accepted = map(sum, zip(*map(counts, results), strict=True))
-    return Counts((drafted,), (accepted,)), [result["tokens"] for result in results]
+    results = server.answers(model, prompts, options=options, n_predict=ANSWER)
+    drafted, accepted = drafts_of(results)
+    return Counts((drafted,), (accepted,)), tokens_of(results)
 
 
-@pytest.mark.parametrize("hit", [0.4, 0.7])
-def test_all_programs_count_what_the_file_states(
-    hit: float,
-    patched_server: Path,
-    dial: Dial,
-    free_port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(measuring.VARIABLE, "1")
-    monkeypatch.setattr(measuring, "_SECONDS", 300.0)  # the same chains on a busy machine, too
-    model = tmp_path / "model.gguf"
-    source = dial.checkpoint("tiny", hit)
-    converted = json.loads(succeed("convert", source, "-o", model, "--mtp-f16", "--json"))
+def stated_by(model: Path) -> Acceptance:
+    """What a file states."""
     with open_model(model) as opened:
         stated = read_stored(opened).acceptance
     assert stated is not None
+    return stated
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`convert` measures the acceptance, by the same chains on a busy machine, too."""
+    monkeypatch.setenv(measuring.VARIABLE, "1")
+    monkeypatch.setattr(measuring, "_SECONDS", 300.0)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("hit", [0.4, 0.7])
+def test_all_programs_count_what_the_file_states(
+    hit: float, server: Server, dial: Dial, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    source = dial.checkpoint("tiny", hit)
+    converted = json.loads(succeed("convert", source, "-o", model, "--mtp-f16", "--json"))
+    stated = stated_by(model)
     assert converted["acceptance"][str(model)]["share"] == stated.share
     doctor = json.loads(invoke("doctor", model, "--load", "--json").stdout)
     assert doctor["measured_acceptance"]["share"] == stated.share
 
     prompts, python, texts = while_generating(model)
-    server, answers = served(patched_server, model, free_port, prompts)
+    counted, answers = served(server, model, prompts)
     assert answers == texts
     low, high = stated.greedy.interval(0)
-    print(f"stated {stated.share:.3f} ({low:.3f} to {high:.3f}), {python} {server}")
-    for rate in (*python.rates, *server.rates, hit):
+    print(f"stated {stated.share:.3f} ({low:.3f} to {high:.3f}), {python} {counted}")
+    for rate in (*python.rates, *counted.rates, hit):
         assert low <= rate <= high
     # A session also drafts in the last cycle, where the server has no room left.
-    assert abs(python.drafted[0] - server.drafted[0]) <= len(prompts)
-    assert abs(python.accepted[0] - server.accepted[0]) <= len(prompts)
+    assert abs(python.drafted[0] - counted.drafted[0]) <= len(prompts)
+    assert abs(python.accepted[0] - counted.accepted[0]) <= len(prompts)
 
 
+@pytest.mark.usefixtures("measured")
 def test_the_server_counts_what_the_file_of_a_trained_head_states(
-    patched_server: Path, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path
 ) -> None:
     """A draft of the server follows one token of its own, which may not be the text's."""
-    monkeypatch.setenv(measuring.VARIABLE, "1")
-    monkeypatch.setattr(measuring, "_SECONDS", 300.0)
     model = tmp_path / "model.gguf"
     succeed("convert", DEMO, "-o", model, "--mtp-f16")
-    with open_model(model) as opened:
-        stated = read_stored(opened).acceptance
-    assert stated is not None
+    stated = stated_by(model)
     accepted, of_the_text = [], 0
     with (
         closing(MTPLlama(str(model), depth=1, profile=False, n_ctx=512, n_threads=1)) as llm,
-        running(patched_server, model, free_port, options=("--depth", 1, "--no-lookup")) as client,
+        server.running(model, options=("--depth", 1, "--no-lookup")) as client,
     ):
         for prompt, places in places_of(llm):
             llm.session.remove(0)

@@ -16,12 +16,10 @@ CODE = """
 import json, sys
 import llama_cpp as llama
 import numpy as np
-from support.rollback_walk import WHOLE, Context
+from support.rollback_walk import WHOLE, Context, load
 
 TOKENS, OTHERS, NEXT = [5, 6, 7, 8, 9, 10, 11], [300, 301, 302, 303], 20
-params = llama.llama_model_default_params()
-params.use_extra_bufts = False
-model = llama.llama_model_load_from_file(sys.argv[1].encode(), params)
+model = load(sys.argv[1], 0)
 
 def start():
     context = Context(model, 0)

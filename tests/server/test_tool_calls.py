@@ -1,4 +1,4 @@
-"""Tool calls of a real client against a real server with our patches: drafting changes none.
+"""A real client against a real server with our patches: drafting changes no call and no answer.
 
 The demo model has never seen a tool. llama-server's grammar lets it talk for as long as it likes
 before a call, `tool_choice="required"` or not, and holds it to the call's form from its first token
@@ -19,7 +19,8 @@ import pytest
 from pydantic import BaseModel
 
 from support.models import Files
-from support.real_server import DEPTH, running
+from support.real_server import DEPTH, Server, post
+from support.schemas import check
 from support.tools import OPEN_PATH, SET_FLAGS, TEMPLATE
 
 openai = pytest.importorskip("openai")
@@ -32,25 +33,11 @@ class Ticket(BaseModel):
     urgent: bool
 
 
-CALL_TOKEN = "<tool_call>"
-NOT_DRAFTING: list[object] = ["--no-draft"]
-DRAFTING: list[object] = ["--spec-draft-n-max", DEPTH]
-
-
 def check_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> None:
-    """A call of one of the tools above, its arguments JSON of that one's schema."""
-    assert name in [entry["function"]["name"] for entry in tools]
-    values = json.loads(arguments)
-    if name == "open_path":
-        assert values.keys() == {"place", "write"}
-        assert values["place"].keys() == {"kind", "hidden"}
-        assert values["place"]["kind"] in ("file", "folder")
-        assert isinstance(values["place"]["hidden"], bool)
-        assert isinstance(values["write"], bool)
-    else:
-        assert values.keys() == {"flags"}
-        assert set(values["flags"]) <= {"r", "w"}
-        assert 2 <= len(values["flags"]) <= 3
+    """A call of one of the tools, its arguments JSON of that one's schema and no others."""
+    (schema,) = [t["function"]["parameters"] for t in tools if t["function"]["name"] == name]
+    check(arguments, schema)
+    assert json.loads(arguments).keys() == schema["properties"].keys()
 
 
 class Caller:
@@ -116,16 +103,15 @@ class Caller:
 
 
 @contextmanager
-def calling(server: Path, model: Path, port: int, options: list[object]) -> Iterator[Caller]:
+def calling(server: Server, model: Path, options: list[object]) -> Iterator[Caller]:
     """A client of a server that knows the template with tools."""
     template = ("--jinja", "--chat-template-file", TEMPLATE)
     with (
-        running(server, model, port, *template, options=options),
-        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client,
+        server.running(model, *template, options=options) as running,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none") as client,
     ):
-        body = {"content": CALL_TOKEN, "parse_special": True}
-        at = f"http://127.0.0.1:{port}/tokenize"
-        (token,) = client.post(at, body=body, cast_to=object)["tokens"]
+        body = {"content": "<tool_call>", "parse_special": True}
+        (token,) = post(running.port, "/tokenize", body)[1]["tokens"]
         yield Caller(client, token)
 
 
@@ -154,6 +140,23 @@ def conversation(caller: Caller) -> list[Any]:
     return [*seen, text.content]
 
 
+QUESTIONS = ["What does os.path.join do?", "Write a function that adds two numbers.", "Hello!"]
+
+
+def chats(caller: Caller) -> list[Any]:
+    """Answers to chats, streamed or not."""
+    seen: list[Any] = []
+    for question in QUESTIONS:
+        asked = [{"role": "user", "content": question}]
+        whole = caller.ask(asked).choices[0].message.content
+        parts = [chunk.choices for chunk in caller.ask(asked, stream=True)]
+        assert whole == "".join(c.delta.content or "" for choices in parts for c in choices)
+        seen.append(whole)
+    with pytest.raises(openai.BadRequestError):
+        caller.ask(asked, response_format={"type": "no such format"})
+    return seen
+
+
 def other_answers(caller: Caller) -> list[Any]:
     """A function by name, several calls at once, structured output, and the Responses API."""
     question = [{"role": "user", "content": "Open the path."}]
@@ -171,12 +174,12 @@ def other_answers(caller: Caller) -> list[Any]:
 
 @pytest.mark.thorough
 def test_a_client_gets_the_tool_calls_that_it_gets_without_drafting(
-    patched_server: Path, files: Files, free_port: int
+    server: Server, files: Files
 ) -> None:
     model = files("ids", "demo")
-    with calling(patched_server, model, free_port, NOT_DRAFTING) as caller:
-        want = conversation(caller), other_answers(caller)
+    with calling(server, model, ["--no-draft"]) as caller:
+        want = conversation(caller), other_answers(caller), chats(caller)
         assert caller.drafted == 0
-    with calling(patched_server, model, free_port, DRAFTING) as caller:
-        assert (conversation(caller), other_answers(caller)) == want
+    with calling(server, model, ["--spec-draft-n-max", DEPTH]) as caller:
+        assert (conversation(caller), other_answers(caller), chats(caller)) == want
         assert caller.drafted > 8

@@ -20,6 +20,7 @@ from support.hub_server import Hub
 from support.models import DEMO, Models
 from support.stand_in_server import write_stand_in
 
+Words = tuple[object, ...]
 NAME = "somebody/Demo-GGUF"
 CHECKPOINT = "somebody/Demo"
 
@@ -66,6 +67,12 @@ def server(tmp_path: Path) -> Path:
     return write_stand_in(tmp_path / "llama server")
 
 
+@pytest.fixture
+def where(server: Path, free_port: int) -> Words:
+    """Options that name the server and its port."""
+    return ("--llama-server", server, "--port", free_port)
+
+
 def steps(fields: Any) -> dict[str, str]:
     """The steps of a plan that are left, with their commands."""
     return {s["name"]: s["command"] for s in fields["steps"] if s["left_out"] is None}
@@ -73,10 +80,16 @@ def steps(fields: Any) -> dict[str, str]:
 
 class TestPlan:
     def test_of_every_kind_of_model(
-        self, hub: Hub, home: Path, ggufs: Path, server: Path, free_port: int, repository: Path
+        self,
+        hub: Hub,
+        home: Path,
+        ggufs: Path,
+        server: Path,
+        free_port: int,
+        where: Words,
     ) -> None:
         """What is missing is planned, with sizes; nothing but the card is downloaded for it."""
-        options = ("--dry-run", "--json", "--llama-server", server, "--port", free_port)
+        options = ("--dry-run", "--json", *where)
         whole, trunk = f"hf://{NAME}/Demo-Q4_K_M.gguf", f"hf://{NAME}/Demo-Q8_0.gguf"
         local = ggufs / "Demo-Q8_0.gguf"
         whole_on_hub, lost, folder, unknown, named, plain = run_commands(
@@ -122,8 +135,8 @@ class TestPlan:
         assert downloaded(home) == {"README.md"}
         assert [path.name for path in home.parent.iterdir()] == ["home"]
 
-    def test_of_a_checkpoint_on_the_hub(self, home: Path, server: Path, free_port: int) -> None:
-        options = ("--llama-server", server, "--port", free_port, "--dry-run", "--json")
+    def test_of_a_checkpoint_on_the_hub(self, home: Path, where: Words) -> None:
+        options = (*where, "--dry-run", "--json")
         with Hub(CHECKPOINT, {"main": DEMO}) as hub:
             [done] = run_commands(hub, home, ("up", CHECKPOINT, *options))
         assert steps(done.fields)["convert"] == (
@@ -134,24 +147,18 @@ class TestPlan:
         assert "model.safetensors" not in downloaded(home)
 
     @pytest.mark.parametrize("head", [True, False], ids=["with a head", "that lost its head"])
-    def test_names_the_file_as_convert_does(
-        self, head: bool, models: Models, server: Path, free_port: int
-    ) -> None:
+    def test_names_the_file_as_convert_does(self, head: bool, models: Models, where: Words) -> None:
         whole = models.checkpoint(TINY)
         model = whole if head else models.checkpoint(replace(TINY, name="bare", mtp=False))
         options = ("--quant", "Q8_0", "--from", whole, "--dry-run", "--json")
-        where = ("--port", free_port, "--llama-server", server)
         planned = steps(json.loads(succeed("up", model, *options, *where)))["convert"].split()
         [file] = json.loads(succeed("convert", model, *options))["files"]
         assert planned[planned.index("-o") + 1] == file["path"]
         assert ("--from" in planned) != head
 
     @pytest.mark.parametrize("key", [("--api-key", "secret"), ("--api_key=secret",)])
-    def test_prints_no_api_key(
-        self, key: tuple[str, ...], ggufs: Path, server: Path, free_port: int
-    ) -> None:
+    def test_prints_no_api_key(self, key: tuple[str, ...], ggufs: Path, where: Words) -> None:
         words = ("up", ggufs / "Demo-Q4_K_M.gguf", "--skip", "tune", "--dry-run")
-        where = ("--port", free_port, "--llama-server", server)
         for options in ((), ("--json",)):
             plan = succeed(*words, *where, *options, "--", *key)
             assert "***" in plan
@@ -180,10 +187,8 @@ class TestPlan:
         assert foreign.code == 1
         assert "Demo_Model-5.5M-Q8_0.gguf" in foreign.last
 
-    def test_what_cannot_be(
-        self, hub: Hub, home: Path, ggufs: Path, server: Path, free_port: int
-    ) -> None:
-        options = ("--port", free_port, "--llama-server", server, "--dry-run")
+    def test_what_cannot_be(self, hub: Hub, home: Path, ggufs: Path, where: Words) -> None:
+        options = (*where, "--dry-run")
         broken = home.parent / "broken"
         broken.mkdir()
         (broken / "model.safetensors").symlink_to(DEMO / "model.safetensors")
@@ -212,11 +217,10 @@ class TestPlan:
 class TestRun:
     @pytest.mark.thorough
     def test_from_a_trunk_on_the_hub_to_a_server(
-        self, hub: Hub, home: Path, server: Path, free_port: int
+        self, hub: Hub, home: Path, free_port: int, where: Words
     ) -> None:
         """Stopped in the graft it leaves nothing; the same command completes it and serves."""
-        words: tuple[object, ...] = ("up", f"{NAME}:Q8_0", "--from", DEMO, "--skip", "tune")
-        words = (*words, "--port", free_port, "--llama-server", server)
+        words = ("up", f"{NAME}:Q8_0", "--from", DEMO, "--skip", "tune", *where)
         options: dict[str, Any] = {"env": environment(hub, home), "cwd": home.parent}
         hub.stalls, hub.cut_after = True, 1_100_000  # more than is read ahead
         with spawn(*words, **options) as process:
@@ -276,10 +280,8 @@ class TestRun:
         assert "--api-key secret" in (tmp_path / "recorder.log").read_text()
         assert "secret" not in printed + stderr
 
-    def test_a_failing_step_ends_it(
-        self, hub: Hub, home: Path, server: Path, free_port: int
-    ) -> None:
-        words = ("up", DEMO, "--skip", "tune", "--port", free_port, "--llama-server", server)
+    def test_a_failing_step_ends_it(self, hub: Hub, home: Path, where: Words) -> None:
+        words = ("up", DEMO, "--skip", "tune", *where)
         corpus = ("--fastmtp-corpus", "nothing.txt")
         text, fields, usage = run_commands(
             hub,
@@ -297,7 +299,7 @@ class TestRun:
 
 
 def until_ready(
-    words: tuple[object, ...],
+    words: Words,
     last: str,
     then: Callable[[str], None] = lambda _: None,
     **options: Any,

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import time
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import pytest
 
 from support.models import Files
-from support.real_server import SETTINGS, running
+from support.real_server import Server
 from support.serving import PATIENCE
 
 pytestmark = pytest.mark.server
@@ -47,87 +44,65 @@ def answered(port: int, **headers: str) -> bool:
     return True
 
 
-def test_without_a_key(patched_server: Path, files: Files, free_port: int) -> None:
+def test_without_a_key(server: Server, files: Files) -> None:
     """A page of another site, also one whose name DNS moved here, can neither ask nor read."""
-    with running(patched_server, files("plain"), free_port, options=["--no-draft"]) as client:
+    with server.running(files("plain"), options=["--no-draft"]) as client:
+        port = client.port
         for name in ("localhost", "LOCALHOST", "127.0.0.1", "[::1]", "192.168.1.5"):
-            assert answered(free_port, Host=name)
-            assert answered(free_port, Host=f"{name}:{free_port}")
-            own = f"http://{name}:{free_port}"
-            assert answered(free_port, Host=f"{name}:{free_port}", Origin=own)
+            assert answered(port, Host=name)
+            assert answered(port, Host=f"{name}:{port}")
+            own = f"http://{name}:{port}"
+            assert answered(port, Host=f"{name}:{port}", Origin=own)
         for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:5173"):
-            assert answered(free_port, Origin=origin)
+            assert answered(port, Origin=origin)
         for name in ("evil.example", "localhost.evil.example", "evil.example:8080", "1.evil", "[x"):
-            assert not answered(free_port, Host=name)
-            assert not answered(free_port, Host=name, Origin=f"http://{name}")
+            assert not answered(port, Host=name)
+            assert not answered(port, Host=name, Origin=f"http://{name}")
         for origin in (EVIL, "null", "http://localhost.evil.example", "http://192.168.1.5"):
-            assert not answered(free_port, Origin=origin)
-        preflight, _ = ask(free_port, "OPTIONS", Origin=EVIL)
+            assert not answered(port, Origin=origin)
+        preflight, _ = ask(port, "OPTIONS", Origin=EVIL)
         assert preflight.getheader("Access-Control-Allow-Origin") is None
         for method, path in (("GET", "/health"), ("GET", "/props"), ("OPTIONS", "/completion")):
-            assert ask(free_port, method, path, Host="evil.example")[0].status == 403
-        _, text = ask(free_port, Host="evil.example")
+            assert ask(port, method, path, Host="evil.example")[0].status == 403
+        _, text = ask(port, Host="evil.example")
         assert "Host evil.example is not allowed (see --allowed-hosts)" in text
-        _, text = ask(free_port, Origin=EVIL)
+        _, text = ask(port, Origin=EVIL)
         assert f"Origin {EVIL} is not allowed (see --cors-origins)" in text
     assert not any("pages of any site" in line for line in client.run.lines)
 
 
-def test_names_that_the_user_allows(patched_server: Path, files: Files, free_port: int) -> None:
+def test_names_that_the_user_allows(server: Server, files: Files) -> None:
     options = ("--allowed-hosts", "box.lan, Box", "--cors-origins", f"{APP}, localhost")
-    with running(patched_server, files("plain"), free_port, *options, options=["--no-draft"]):
+    with server.running(files("plain"), *options, options=["--no-draft"]) as client:
+        port = client.port
         for name in ("localhost", "box.lan:8080", "box"):
-            assert answered(free_port, Host=name, Origin=f"http://{name}")
-            assert answered(free_port, Host=name, Origin=APP)
-            assert answered(free_port, Host=name, Origin="http://localhost:3000")
-            assert not answered(free_port, Host=name, Origin=EVIL)
-        assert not answered(free_port, Host="evil.example")
+            assert answered(port, Host=name, Origin=f"http://{name}")
+            assert answered(port, Host=name, Origin=APP)
+            assert answered(port, Host=name, Origin="http://localhost:3000")
+            assert not answered(port, Host=name, Origin=EVIL)
+        assert not answered(port, Host="evil.example")
 
 
-def test_a_key_allows_every_page_that_has_it(
-    patched_server: Path, files: Files, free_port: int
-) -> None:
+def test_a_key_allows_every_page_that_has_it(server: Server, files: Files) -> None:
     options = ["--no-draft", "--api-key", "k"]
-    with running(patched_server, files("plain"), free_port, options=options):
+    with server.running(files("plain"), options=options) as client:
         page = {"Host": "box.lan", "Origin": EVIL}
-        assert answered(free_port, Authorization="Bearer k", **page)
-        assert ask(free_port, **page)[0].status == 401
+        assert answered(client.port, Authorization="Bearer k", **page)
+        assert ask(client.port, **page)[0].status == 401
 
 
-def test_a_router_asks_its_servers_as_itself(
-    patched_server: Path, files: Files, tmp_path: Path, free_port: int
-) -> None:
+def test_a_router_asks_its_servers_as_itself(server: Server, files: Files, tmp_path: Path) -> None:
     """They have another address than the page that asks it."""
-    (tmp_path / "models").mkdir()
-    os.symlink(files("plain"), tmp_path / "models" / "tiny.gguf")
-    options = ("--models-dir", tmp_path / "models", "--port", free_port, *SETTINGS)
-    with subprocess.Popen(
-        [str(word) for word in (patched_server, *options)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as router:
-        try:
-            until = time.monotonic() + PATIENCE
-            while time.monotonic() < until:
-                try:
-                    if ask(free_port, "GET", "/health")[0].status == 200:
-                        break
-                except OSError:
-                    time.sleep(0.05)
-            body = json.dumps(json.loads(BODY) | {"model": "tiny"})
-            answer, text = ask(
-                free_port, body=body, Host="192.168.1.5", Origin="http://192.168.1.5"
-            )
-            assert answer.status == 200, text
-        finally:
-            router.send_signal(signal.SIGINT)
+    os.symlink(files("plain"), tmp_path / "tiny.gguf")
+    body = json.dumps(json.loads(BODY) | {"model": "tiny"})
+    with server.router(tmp_path) as port:
+        answer, text = ask(port, body=body, Host="192.168.1.5", Origin="http://192.168.1.5")
+        assert answer.status == 200, text
 
 
-def test_what_is_no_request_is_the_clients_fault(
-    patched_server: Path, files: Files, free_port: int
-) -> None:
-    with running(patched_server, files("plain"), free_port, options=["--no-draft"]):
+def test_what_is_no_request_is_the_clients_fault(server: Server, files: Files) -> None:
+    with server.running(files("plain"), options=["--no-draft"]) as client:
         for body in ("", "{", "prompt=hello", "[]", '{"n_predict": 1}'):
-            answer, text = ask(free_port, body=body)
+            answer, text = ask(client.port, body=body)
             assert answer.status == 400, body
             assert json.loads(text)["error"]["type"] == "invalid_request_error"

@@ -106,18 +106,14 @@ class Browser:
         """Show a page at a width. media: features such as prefers_color_scheme="dark"."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.emulate("", **media)
+        features = [{"name": k.replace("_", "-"), "value": v} for k, v in media.items()]
+        self.call("Emulation.setEmulatedMedia", media="", features=features)
         self.call("Page.navigate", url=page.as_uri())
         while (
             self.js("document.readyState") != "complete"
             or self.js("location.href") != page.as_uri()
         ):
             time.sleep(0.02)
-
-    def emulate(self, medium: str, **media: str) -> None:
-        """A medium ("print", "" for a screen) and its features."""
-        features = [{"name": k.replace("_", "-"), "value": v} for k, v in media.items()]
-        self.call("Emulation.setEmulatedMedia", media=medium, features=features)
 
     def js(self, expression: str) -> Any:
         """The value of an expression in the page."""

@@ -13,15 +13,29 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def called(*calls: Any) -> list[Any]:
     """A conversation in which an assistant has called functions."""
-    return [USER, {"role": "assistant", "content": None, "tool_calls": [*calls]}, RESULT]
+    return [USER, said(content=None, tool_calls=[*calls]), RESULT]
 
 
 def call(**function: Any) -> dict[str, Any]:
     return {"id": "1", "type": "function", "function": {"name": "f", **function}}
 
 
+def said(**message: Any) -> dict[str, Any]:
+    return {"role": "assistant", **message}
+
+
+def talk(**message: Any) -> list[Any]:
+    """A conversation with an answer in its middle."""
+    return [USER, said(**message), USER]
+
+
 def user(content: Any) -> list[Any]:
     return [{"role": "user", "content": content}]
+
+
+def text(content: Any) -> dict[str, Any]:
+    """A part of a message."""
+    return {"type": "text", "text": content}
 
 
 def tools(*given: Any, **more: Any) -> dict[str, Any]:
@@ -37,18 +51,18 @@ VALID: dict[str, Any] = {
     "a question": [USER],
     "a system message": [SYSTEM, USER],
     "a developer": [{"role": "developer", "content": "Be brief."}, USER],
-    "an answer": [USER, {"role": "assistant", "content": "ja"}, USER],
-    "an answer without content": [USER, {"role": "assistant"}, USER],
-    "an answer of null": [USER, {"role": "assistant", "content": None}, USER],
+    "an answer": talk(content="ja"),
+    "an answer without content": talk(),
+    "an answer of null": talk(content=None),
     "a question without content": [{"role": "user"}],
     "a question of null": user(None),
-    "a text part": user([{"type": "text", "text": "hi"}]),
-    "two text parts": user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
+    "a text part": user([text("hi")]),
+    "two text parts": user([text("a"), text("b")]),
     "no parts": user([]),
     "a name": [{**USER, "name": "Ada"}],
     "a name of null": [{**USER, "name": None}],
-    "calls of null": [USER, {"role": "assistant", "content": "x", "tool_calls": None}, USER],
-    "no calls": [USER, {"role": "assistant", "content": "x", "tool_calls": []}, USER],
+    "calls of null": talk(content="x", tool_calls=None),
+    "no calls": talk(content="x", tool_calls=[]),
     "arguments as text": called(call(arguments='{"a": "x", "b": [1, {"c": null}]}')),
     "arguments as an object": called(call(arguments={"a": "x"})),
     "arguments that are empty": called(call(arguments="")),
@@ -61,15 +75,8 @@ VALID: dict[str, Any] = {
     "a result with a name": [*called(call())[:-1], {**RESULT, "name": "f"}],
     "a result without id": [*called(call())[:-1], {"role": "tool", "content": "4"}],
     "a result of null": [*called(call())[:-1], {**RESULT, "content": None}],
-    "a result in parts": [
-        *called(call())[:-1],
-        {**RESULT, "content": [{"type": "text", "text": "4"}]},
-    ],
-    "thoughts of before": [
-        USER,
-        {"role": "assistant", "content": "x", "reasoning_content": "y"},
-        USER,
-    ],
+    "a result in parts": [*called(call())[:-1], {**RESULT, "content": [text("4")]}],
+    "thoughts of before": talk(content="x", reasoning_content="y"),
     "tools of null": {"messages": [USER], "tools": None},
     "no tools": tools(),
     "a tool": tools(TOOL),
@@ -82,7 +89,7 @@ VALID: dict[str, Any] = {
     "a tool without type": tools({"function": {"name": "f"}}),
 }
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-TALK = [SYSTEM, USER, {"role": "assistant", "content": "ja"}, USER]
+TALK = [SYSTEM, *talk(content="ja")]
 # Options beside a conversation, which both programs read alike.
 OPTIONS: dict[str, dict[str, Any]] = {
     **{f"{n} tokens": {"max_tokens": n} for n in (1, 2, 9, 33)},
@@ -213,45 +220,35 @@ TEXTS = {
     "escapes": "\\n\\u0041\"'",
     "300 words": "word " * 300,
 }
-VALID |= {f"a text with {name}": user(text) for name, text in TEXTS.items()}
+VALID |= {f"a text with {name}": user(content) for name, content in TEXTS.items()}
 VALID |= {
     "two system messages": [USER, USER],
-    "many turns": [USER, {"role": "assistant", "content": "a"}] * 60 + [USER],
+    "many turns": [USER, said(content="a")] * 60 + [USER],
     "200 questions": [USER] * 200,
-    "an answer to continue": [USER, {"role": "assistant", "content": "def"}],
+    "an answer to continue": [USER, said(content="def")],
     **{
         f"an answer to continue, {given}": {
-            "messages": [USER, {"role": "assistant", "content": "def"}],
+            "messages": [USER, said(content="def")],
             "continue_final_message": given,
             "add_generation_prompt": False,
         }
         for given in (True, "content")
     },
-    "an empty answer to continue": [USER, {"role": "assistant", "content": ""}],
-    "a refusal": [USER, {"role": "assistant", "content": None, "refusal": "no"}, USER],
-    "a refusal in parts": [
-        USER,
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
-        USER,
-    ],
+    "an empty answer to continue": [USER, said(content="")],
+    "a refusal": talk(content=None, refusal="no"),
+    "a refusal in parts": talk(content=[{"type": "refusal", "refusal": "no"}]),
     "unknown keys of a message": [{**USER, "foo": [1], "cache_control": {}}],
-    "unknown keys of a part": user([{"type": "text", "text": "a", "cache_control": {}}]),
+    "unknown keys of a part": user([{**text("a"), "cache_control": {}}]),
     "an empty name": [{**USER, "name": ""}],
-    "a system message in parts": [
-        {"role": "system", "content": [{"type": "text", "text": "Be"}] * 2},
-        USER,
-    ],
+    "a system message in parts": [{"role": "system", "content": [text("Be")] * 2}, USER],
     "an empty system message": [{"role": "system", "content": ""}, USER],
-    "a text beside calls": [
-        USER,
-        {"role": "assistant", "content": "text", "tool_calls": [call(arguments="{}")]},
-        RESULT,
-    ],
-    "thinking beside calls": [
-        USER,
-        {"role": "assistant", "reasoning_content": "r", "tool_calls": [call(arguments="{}")]},
-        RESULT,
-    ],
+    **{
+        f"{name} beside calls": [USER, said(**more, tool_calls=[call(arguments="{}")]), RESULT]
+        for name, more in {
+            "a text": {"content": "text"},
+            "thinking": {"reasoning_content": "r"},
+        }.items()
+    },
     "a result without a call": [USER, RESULT],
     "a call with an id of null": called({"id": None, "function": {"name": "f"}}),
     **{
@@ -268,178 +265,151 @@ VALID |= {
         "reasoning_budget_tokens": 2,
     },
 }
-BAD_PARTS: tuple[Any, ...] = (
-    *(None, [], 5),
-    *({"type": None, "text": "a"}, {"type": "input_text", "text": "a"}),
-)
-# What the sentence says before what was found.
-BROKEN: dict[str, tuple[Any, str]] = {
-    "no messages": ([], "messages: expected a list of messages"),
-    "messages of null": ({"messages": None}, "messages: expected a list of messages"),
-    "messages that are a text": ({"messages": "hi"}, "messages: expected a list of messages"),
-    "messages that are an object": ({"messages": USER}, "messages: expected a list of messages"),
-    "a message that is a text": ([USER, "hi"], "messages[1]: expected an object with a role"),
-    "a message of null": ([None], "messages[0]: expected an object with a role"),
-    "no role": ([{"content": "hi"}], "messages[0]: expected an object with a role"),
-    "a role that is a number": ([USER, {"role": 5}], "messages[1]: expected an object with a role"),
-    "a content that is a number": (
-        user(5),
-        "messages[0].content: expected text or a list of parts",
-    ),
-    "a content that is an object": (
-        user({"type": "text", "text": "hi"}),
-        "messages[0].content: expected text or a list of parts",
-    ),
-    "a part that is a text": (
-        user(["hi"]),
-        "messages[0].content[0]: expected a part of type text",
-    ),
-    "a part without type": (
-        user([{"text": "hi"}]),
-        "messages[0].content[0]: expected a part of type text",
-    ),
-    "a part of unknown type": (
-        user([{"type": "text", "text": "a"}, {"type": "smell", "smell": "b"}]),
-        "messages[0].content[1]: expected a part of type text",
-    ),
-    "a text part of null": (
-        user([{"type": "text", "text": None}]),
-        "messages[0].content[0].text: expected text",
-    ),
-    "a text part without text": (
-        user([{"type": "text"}]),
-        "messages[0].content[0].text: expected text",
-    ),
-    "calls that are a text": (
-        [USER, {"role": "assistant", "tool_calls": "f()"}],
-        "messages[1].tool_calls: expected a list of calls",
-    ),
-    "a call that is a text": (
-        called("f()"),
-        "messages[1].tool_calls[0]: expected a function with a name",
-    ),
-    "a call without function": (
-        called({"id": "1", "type": "function"}),
-        "messages[1].tool_calls[0]: expected a function with a name",
-    ),
-    "a call without name": (
-        called(call(), {"function": {"arguments": "{}"}}),
-        "messages[1].tool_calls[1]: expected a function with a name",
-    ),
-    **{
-        f"arguments that are {given!r}": (
-            called(call(arguments=given)),
-            "messages[1].tool_calls[0].function.arguments: expected a JSON object",
-        )
-        for given in ('{"a":', "[1]", "5", "null", "x", [1], 5, "{}}", "[" * 400)
+RENDERED = "expected what the model's chat template can render"
+BAD_PARTS: list[Any] = [
+    None,
+    [],
+    5,
+    {**text("a"), "type": None},
+    {**text("a"), "type": "input_text"},
+]
+# By what the sentence says before what was found.
+_BROKEN: dict[str, dict[str, Any]] = {
+    "messages: expected a list of messages": {
+        "no messages": [],
+        "messages of null": {"messages": None},
+        "messages that are a text": {"messages": "hi"},
+        "messages that are an object": {"messages": USER},
     },
-    "no question": ([SYSTEM], "messages: expected what the model's chat template can render"),
-    "only an answer": (
-        [{"role": "assistant", "content": "x"}, RESULT],
-        "messages: expected what the model's chat template can render",
-    ),
-    "a late system message": (
-        [USER, {"role": "assistant", "content": "x"}, SYSTEM, USER],
-        "messages[2]: expected what the model's chat template can render",
-    ),
-    "an unknown role": (
-        [USER, {"role": "wizard", "content": "x"}, USER],
-        "messages[1]: expected what the model's chat template can render",
-    ),
-    "tools that are a text": (
-        {"messages": [USER], "tools": "f"},
-        "tools: expected a list of tools",
-    ),
-    "tools that are an object": (
-        {"messages": [USER], "tools": TOOL},
-        "tools: expected a list of tools",
-    ),
-    "a tool that is a text": (tools("f"), "tools[0]: expected a function with a name"),
-    "a tool without function": (
-        tools(TOOL, {"type": "function"}),
-        "tools[1]: expected a function with a name",
-    ),
-    "a tool without name": (
-        tools({"type": "function", "function": {}}),
-        "tools[0]: expected a function with a name",
-    ),
-    "parameters that are a text": (
-        tools(tool(parameters="x")),
-        "tools[0].function.parameters: expected a JSON schema",
-    ),
-    **{
-        f"the choice {choice!r}": (
-            tools(TOOL, tool_choice=choice),
-            'tool_choice: expected "none", "auto", "required" or one of the tools (f)',
+    "messages[0]: expected an object with a role": {
+        "a message of null": [None],
+        "no role": [{"content": "hi"}],
+    },
+    "messages[1]: expected an object with a role": {
+        "a message that is a text": [USER, "hi"],
+        "a role that is a number": [USER, {"role": 5}],
+    },
+    "messages[0].content: expected text or a list of parts": {
+        "a content that is a number": user(5),
+        "a content that is an object": user(text("hi")),
+    },
+    "messages[0].content[0]: expected a part of type text": {
+        "a part that is a text": user(["hi"]),
+        "a part without type": user([{"text": "hi"}]),
+    },
+    "messages[0].content[0]: expected a part": {
+        f"a part that is {part!r:.40}": user([part]) for part in BAD_PARTS
+    },
+    "messages[0].content[1]: expected a part of type text": {
+        "a part of unknown type": user([text("a"), {"type": "smell", "smell": "b"}]),
+    },
+    "messages[0].content[0].text: expected text": {
+        "a text part of null": user([text(None)]),
+        "a text part without text": user([{"type": "text"}]),
+    },
+    "messages[1].tool_calls: expected a list of calls": {
+        "calls that are a text": [USER, said(tool_calls="f()")],
+    },
+    "messages[1].tool_calls[0]: expected a function with a name": {
+        "a call that is a text": called("f()"),
+        "a call without function": called({"id": "1", "type": "function"}),
+    },
+    "messages[1].tool_calls[1]: expected a function with a name": {
+        "a call without name": called(call(), {"function": {"arguments": "{}"}}),
+    },
+    "messages[1].tool_calls[0].id: expected text": {
+        "the id of a call that is a number": called(
+            {"id": 5, "type": "function", "function": {"name": "f"}}
+        ),
+    },
+    "messages[1].tool_calls[0].function.arguments: expected a JSON object": {
+        f"arguments that are {given!r:.20}": called(call(arguments=given))
+        for given in (
+            *('{"a":', "[1]", "5", "null", "x", [1], 5, "{}}", "[" * 400),
+            *("  ", '{"a":1,}', "{'a':1}", '{"a":NaN}', '{"a":1} {}', "true"),
         )
+    },
+    f"messages: {RENDERED}": {
+        "no question": [SYSTEM],
+        "only an answer": [said(content="x"), RESULT],
+    },
+    f"messages[2]: {RENDERED}": {
+        "a late system message": [USER, said(content="x"), SYSTEM, USER],
+    },
+    f"messages[1]: {RENDERED}": {
+        f"the role {role!r}": [USER, {"role": role, "content": "x"}, *rest]
+        for role, *rest in (
+            *(("User",), ("",), (" user",), ("human",), ("function",)),
+            ("wizard", USER),
+        )
+    },
+    "tools: expected a list of tools": {
+        "tools that are a text": {"messages": [USER], "tools": "f"},
+        "tools that are an object": {"messages": [USER], "tools": TOOL},
+    },
+    "tools[0]: expected a function with a name": {
+        "a tool that is a text": tools("f"),
+        "a tool without name": tools({"type": "function", "function": {}}),
+    },
+    "tools[1]: expected a function with a name": {
+        "a tool without function": tools(TOOL, {"type": "function"}),
+    },
+    "tools[0].function.parameters: expected a JSON schema": {
+        "parameters that are a text": tools(tool(parameters="x")),
+    },
+    'tool_choice: expected "none", "auto", "required" or one of the tools (f)': {
+        f"the choice {choice!r}": tools(TOOL, tool_choice=choice)
         for choice in ("maybe", 5, {}, {"type": "function", "function": {"name": "g"}})
     },
+    'tool_choice: expected "none", "auto", "required" or one of the tools (there are none)': {
+        "a required call without tools": tools(tool_choice="required"),
+    },
+    "chat_template_kwargs.enable_thinking: expected true or false": {
+        "thinking that is 1": {
+            "messages": [USER],
+            "chat_template_kwargs": {"enable_thinking": 1},
+        },
+    },
+}
+# Values of options, by the option and what it takes.
+_WRONG: dict[tuple[str, str], tuple[Any, ...]] = {
     **{
-        f"{name} of {value!r:.30}": (
-            {"messages": [USER], name: value},
-            f"{name}: expected {expected}",
-        )
-        for names, values, expected in (
-            (
-                ("temperature", "top_p", "top_k", "min_p", "seed", "repeat_penalty"),
-                ("1", [], True),
-                "a number",
-            ),
-            (("presence_penalty", "max_tokens", "frequency_penalty"), ("x", {}), "a number"),
-            (("max_tokens",), (-2, 2**31, 1e300), "a number of tokens, or -1 for no limit"),
-            (("repeat_penalty",), (0, -1), "a number above 0"),
-            (("stream",), ("x", 5), "true or false"),
-            (("logprobs",), ("x", []), "true or false"),
-            (("top_logprobs",), (1, "x"), "a number, and logprobs of true beside it"),
-            (("logit_bias",), ("x", 5, [40], [[40]], {"40": "x"}), "numbers by token"),
-            (("reasoning_budget_message",), (5, []), "text"),
-            (
-                ("response_format",),
-                (
-                    *({}, {"type": None}, {"type": 5}, {"type": "grammar"}),
-                    *({"type": "json_schema"}, {"type": "json_schema", "json_schema": []}),
-                ),
-                "type text, json_object, or json_schema",
-            ),
-            (("response_format",), ("json", [], 5), "an object"),
-        )
-        for name in names
+        (name, "a number"): ("1", [], True)
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed", "repeat_penalty")
+    },
+    **{
+        (name, "a number"): ("x", {})
+        for name in ("presence_penalty", "max_tokens", "frequency_penalty")
+    },
+    ("max_tokens", "a number of tokens, or -1 for no limit"): (-2, 2**31, 1e300),
+    ("repeat_penalty", "a number above 0"): (0, -1),
+    ("stream", "true or false"): ("x", 5),
+    ("logprobs", "true or false"): ("x", []),
+    ("top_logprobs", "a number, and logprobs of true beside it"): (1, "x"),
+    ("logit_bias", "numbers by token"): ("x", 5, [40], [[40]], {"40": "x"}),
+    ("reasoning_budget_message", "text"): (5, []),
+    ("response_format", "type text, json_object, or json_schema"): (
+        *({}, {"type": None}, {"type": 5}, {"type": "grammar"}),
+        *({"type": "json_schema"}, {"type": "json_schema", "json_schema": []}),
+    ),
+    ("response_format", "an object"): ("json", [], 5),
+}
+# Each with the beginning of the sentence.
+BROKEN: dict[str, tuple[Any, str]] = {
+    **{
+        name: (given, sentence)
+        for sentence, cases in _BROKEN.items()
+        for name, given in cases.items()
+    },
+    **{
+        f"{name} of {value!r:.30}": ({"messages": [USER], name: value}, f"{name}: expected {want}")
+        for (name, want), values in _WRONG.items()
         for value in values
     },
-    "thinking that is 1": (
-        {"messages": [USER], "chat_template_kwargs": {"enable_thinking": 1}},
-        "chat_template_kwargs.enable_thinking: expected true or false",
-    ),
-    "the id of a call that is a number": (
-        called({"id": 5, "type": "function", "function": {"name": "f"}}),
-        "messages[1].tool_calls[0].id: expected text",
-    ),
-    **{
-        f"a part that is {part!r:.40}": (user([part]), "messages[0].content[0]: expected a part")
-        for part in BAD_PARTS
-    },
-    **{
-        f"the role {role!r}": (
-            [USER, {"role": role, "content": "x"}],
-            "messages[1]: expected what the model's chat template can render",
-        )
-        for role in ("User", "", " user", "human", "function")
-    },
-    **{
-        f"arguments of {given[:12]}": (
-            called(call(arguments=given)),
-            "messages[1].tool_calls[0].function.arguments: expected a JSON object",
-        )
-        for given in ("  ", '{"a":1,}', "{'a':1}", '{"a":NaN}', '{"a":1} {}', "true")
-    },
-    "a required call without tools": (
-        tools(tool_choice="required"),
-        'tool_choice: expected "none", "auto", "required" or one of the tools (there are none)',
-    ),
 }
 
-# Mistakes in options, which both refuse in the same words.
-MISTAKES: dict[str, dict[str, Any]] = {
+# Mistakes in options, which both refuse in the same words, whatever they are.
+_MISTAKES: dict[str, dict[str, Any]] = {
     "a truncation of another kind": {"truncation": "sometimes"},
     "a format of another kind": {"response_format": {"type": "xml"}},
     "thinking that is a text": {"chat_template_kwargs": {"enable_thinking": "x"}},
@@ -455,9 +425,11 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "stops that are numbers": {"stop": [5]},
     "the end of another message": {"continue_final_message": "x"},
 }
+BROKEN |= {name: ({"messages": [USER], **given}, "") for name, given in _MISTAKES.items()}
 PROMPT = "def add(a, b):\n"
 EURO = "\N{EURO SIGN} \N{GRINNING FACE}, "
 IDS = [5, 6, 700, 9, 9, 40]
+LONG = "".join(f"def f{i}(a, b):\n    return a * {i} + b\n" for i in range(40))
 # Options of completions, some with a prompt of their own.
 COMPLETIONS: dict[str, dict[str, Any]] = {
     "a prompt": {},
@@ -479,6 +451,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "2 likeliest, with the prompt": {"logprobs": 2, "echo": True},
     "log-probabilities of a long answer": {"logprobs": 2, "max_tokens": 40},
     "log-probabilities of ids": {"prompt": IDS, "logprobs": 2, "echo": True},
+    "log-probabilities of a long prompt": {"prompt": LONG, "logprobs": 3, "echo": True},
     "log-probabilities of a prompt": {"logprobs": 2, "echo": True, "max_tokens": 0},
     "log-probabilities of parts of characters": {
         "prompt": EURO,

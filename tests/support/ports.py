@@ -7,10 +7,11 @@ import os
 import socket
 
 # Below the ports that systems give to clients and to servers that ask for any, so that nothing
-# takes a port between the choice and the start of the server. Each process of the run has its own.
+# takes a port between the choice and the start of the server. Each process of the run has its own;
+# other runs at the same time begin elsewhere in them.
 _FIRST, _PER_PROCESS = 20_000, 3_000
 _PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_numbers = itertools.cycle(range(_PER_PROCESS))
+_numbers = (number % _PER_PROCESS for number in itertools.count(os.getpid()))
 
 
 def free_port() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from mtp_gguf.native import MTPLlama
 from support.models import ROOT
-from support.real_server import TIMEOUT
+from support.real_server import chunks_of, opened
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CLOSE = 1e-3  # of log-probabilities; rounding depends on the size of the batch
@@ -87,12 +86,10 @@ def differing_by_row(
 
 def ask_server(port: int, body: dict[str, Any]) -> dict[str, Any]:
     """The server's answer, put together if it is a stream, or its sentence as `error`."""
-    url = f"http://127.0.0.1:{port}{COMPLETIONS if 'prompt' in body else CHATS}"
-    request = urllib.request.Request(url, json.dumps(body).encode())
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as found:
+        with opened(port, COMPLETIONS if "prompt" in body else CHATS, body) as found:
             if body.get("stream"):
-                return joined(json.loads(line[6:]) for line in found if line[:7] == b"data: {")
+                return joined(chunks_of(found))
             answer: dict[str, Any] = json.load(found)
             return answer
     except urllib.error.HTTPError as error:

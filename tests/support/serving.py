@@ -6,13 +6,21 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from support.commands import spawn
 
 PATIENCE = 60.0  # seconds that a busy machine may take
+
+
+def wait_for(condition: Callable[[], object], expected: str = "it never came") -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, expected
+        time.sleep(0.05)
 
 
 class Serving:
@@ -45,12 +53,6 @@ class Serving:
         while (line := self._queue.get(timeout=PATIENCE)) is not None:
             self.lines.append(line)
         return code
-
-
-def server_folder(wrapper: int) -> Path:
-    """What Linux tells of the server that the process `wrapper` runs."""
-    (server,) = Path(f"/proc/{wrapper}/task/{wrapper}/children").read_text().split()
-    return Path("/proc", server)
 
 
 @contextmanager

@@ -10,6 +10,9 @@ import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+# Prompts that are long enough to be kept.
+PROMPT = [5 + n * n % 200 for n in range(600)]
+OTHER = [7 + n * 3 % 150 for n in range(400)]
 _START = struct.Struct("<8sIIQ6IQQ")
 _SECTION = struct.Struct("<QQII")
 NUMBERS = ("nbytes", "header", "program", "n_tokens", "sections", "fields", "extra", "owner")

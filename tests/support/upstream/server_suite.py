@@ -86,15 +86,8 @@ def run(tree: Path, model: Path, server: Path, drafts: bool, passed: list[str]) 
             "LLAMA_CACHE": scratch,
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), str(tests)]),
         }
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow"]
-        command += [
-            "-p",
-            "support.upstream.server_suite",
-            "-p",
-            "no:cacheprovider",
-            "--tb=no",
-            *passed,
-        ]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--tb=no"]
+        command += ["-p", "support.upstream.server_suite", "-p", "no:cacheprovider", *passed]
         subprocess.run(command, cwd=tests, env=environment, check=False)
         # a test that fails in more than one phase is there more than once
         return dict(json.loads(line) for line in outcomes.read_text().splitlines())
