@@ -5,6 +5,7 @@ The goldens (`quantized-*`) show that the supported ones give upstream's bytes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from mtp_gguf.convert.checkpoints.checkpoint import PlacedTensor, Quantization
 from mtp_gguf.convert.checkpoints.quantized import SCHEMES, wants_16_bit_inputs
+from mtp_gguf.convert.checkpoints.ways_out import WAYS
 from mtp_gguf.convert.checkpoints.weights import Nvfp4Weight, ScaledWeight, nvfp4_group_order
 from mtp_gguf.gguf_tools.files.safetensors import StoredTensor
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
@@ -47,6 +49,17 @@ def as_other_scheme(folder: Path, method: str) -> Path:
 
 
 REFUSED = [scheme for scheme in SCHEMES if scheme.reader is None and not scheme.formats]
+CARD = "---\nbase_model: example/Tiny\n---\n"
+
+
+def names_the_original(model: Path, output: Path, *words: str) -> None:
+    """Refused with the command that converts the original, by the model card if that says it."""
+    refuse(model, output, *words, "mtp-gguf convert OWNER/NAME")
+    (model / "README.md").write_text(CARD)
+    command = "mtp-gguf convert example/Tiny"
+    message = refuse(model, output, *words, f"(example/Tiny, by its model card): {command}")
+    config = json.loads((model / "config.json").read_text())["quantization_config"]
+    assert message.rstrip().endswith(WAYS.get(config["quant_method"]) or command)
 
 
 @pytest.mark.parametrize("scheme", REFUSED, ids=lambda scheme: scheme.method)
@@ -55,66 +68,79 @@ def test_other_schemes_are_refused_by_name(
 ) -> None:
     """Before shapes are looked at, and with the checkpoint that its card says it was made of."""
     model = as_other_scheme(models.copy(quantized("gptq-4"), tmp_path), scheme.method)
-    card = "---\nbase_model: example/Tiny\n---\n"
-    (model / "README.md").write_text(card)
     edit_json(model / "config.json", lambda c: c.update(hidden_size=64))
-    words = (f"found {scheme.name};", "16-bit checkpoint (example/Tiny")
-    refuse(model, output, "quantization_config", *words)
+    name = f"found {scheme.name};"
+    names_the_original(model, output, "quantization_config", name)
     listed = invoke("list-tensors", model)
     assert listed.exit_code == 0
     assert listed.output.splitlines()[-1].startswith("cannot be converted: ")
-    assert all(word in listed.output for word in words)
     assert "can be taken from it" in listed.output
-    told = invoke("doctor", model)
-    assert all(word in " ".join(told.output.split()) for word in words)
+    for said in (listed.output, " ".join(invoke("doctor", model).output.split())):
+        assert name in said
+        assert "16-bit checkpoint (example/Tiny" in said
 
 
-@pytest.mark.parametrize(
-    ("layout", "change", "words"),
-    [
-        ("gptq-4", {"bits": 3}, ("GPTQ in 3 bits",)),
-        ("gptq-4", {"bits": "4"}, ("GPTQ in '4' bits",)),
-        ("gptq-4", {"checkpoint_format": "marlin"}, ("the layout 'marlin'",)),
-        ("gptq-4", {"quant_method": 3}, ("quant_method 3",)),
-        ("gptq-4", {"quant_method": None}, ("quant_method None",)),
-        ("compressed-int8", {"format": "marlin-24"}, ("compressed-tensors: marlin-24",)),
-        ("compressed-int8", {"format": None}, ("compressed-tensors: no format",)),
-        ("compressed-int8", {"config_groups": {}}, ("0 groups",)),
-        ("compressed-int8", {"config_groups": {"a": {}}}, ("an object under weights",)),
-        ("compressed-int8", {"config_groups": {"a": {}, "b": {}}}, ("2 groups",)),
-        (
-            "compressed-int8",
-            {"sparsity_config": {"format": "sparse-24"}},
-            ("sparse ('sparse-24')",),
-        ),
-        ("compressed-int8", {"transform_config": {"config_groups": {"u": 1}}}, ("transforms",)),
-        ("compressed-fp8", {"format": "mixed-precision"}, ("several kinds",)),
-        ("modelopt-fp8", {"quant_algo": "INT4_AWQ"}, ("ModelOpt: int4_awq",)),
-    ],
-)
+def test_each_scheme_has_its_line() -> None:
+    assert {scheme.method for scheme in SCHEMES} - set(WAYS) == {"fp8"}  # all of it is read
+
+
+VARIANTS: list[tuple[str, dict[str, Any], str]] = [
+    *(
+        ("gptq-4", {"quant_method": scheme.method, "format": scheme.formats[0]}, scheme.name)
+        for scheme in SCHEMES
+        if scheme.reader is None and scheme.formats
+    ),
+    ("gptq-4", {"quant_method": "novel"}, "novel"),
+    ("gptq-4", {"quant_method": None}, "quant_method None"),
+    ("gptq-4", {"bits": 3}, "GPTQ in 3 bits"),
+    ("gptq-4", {"bits": "4"}, "GPTQ in '4' bits"),
+    ("gptq-4", {"checkpoint_format": "marlin"}, "the layout 'marlin'"),
+    ("compressed-int8", {"format": "marlin-24"}, "compressed-tensors: marlin-24"),
+    ("compressed-int8", {"format": None}, "compressed-tensors: no format"),
+    ("compressed-int8", {"config_groups": {}}, "0 groups"),
+    ("compressed-int8", {"config_groups": {"a": {}}}, "an object under weights"),
+    ("compressed-int8", {"config_groups": {"a": {}, "b": {}}}, "2 groups"),
+    ("compressed-int8", {"sparsity_config": {"format": "sparse-24"}}, "sparse ('sparse-24')"),
+    ("compressed-int8", {"transform_config": {"config_groups": {"u": 1}}}, "transforms"),
+    ("compressed-fp8", {"format": "mixed-precision"}, "several kinds"),
+    ("modelopt-fp8", {"quant_algo": "INT4_AWQ"}, "ModelOpt: int4_awq"),
+]
+# The same with the settings for weights of its only group.
+GROUPS: list[tuple[str, dict[str, Any], str]] = [
+    ("compressed-w4a16", {"num_bits": 16}, "num_bits"),
+    ("compressed-w4a16", {"group_size": 0}, "group_size"),
+    ("compressed-w4a16", {"strategy": "block"}, "strategy 'block'"),
+    ("compressed-w4a16", {"actorder": "group"}, "actorder"),
+    ("compressed-int8", {"symmetric": False}, "with zero points"),
+    ("compressed-int8", {"strategy": "token"}, "strategy 'token'"),
+]
+
+
+def weights_of(config: dict[str, Any]) -> Any:
+    return config["config_groups"]["group_0"]["weights"]
+
+
+@pytest.mark.parametrize(("layout", "change", "word"), [*VARIANTS, *GROUPS])
 def test_variants_that_are_not_converted(
-    layout: str,
-    change: dict[str, Any],
-    words: tuple[str, ...],
-    models: Models,
-    tmp_path: Path,
-    output: Path,
+    layout: str, change: dict[str, Any], word: str, models: Models, tmp_path: Path, output: Path
 ) -> None:
     model = models.copy(quantized(layout), tmp_path)
-    edit_json(model / "config.json", lambda c: c["quantization_config"].update(change))
-    refuse(model, output, *words)
+
+    def edit(config: dict[str, Any]) -> None:
+        settings = config["quantization_config"]
+        of_a_group = (layout, change, word) in GROUPS
+        (weights_of(settings) if of_a_group else settings).update(change)
+
+    edit_json(model / "config.json", edit)
+    names_the_original(model, output, word)
 
 
 @pytest.mark.parametrize(
     ("layout", "change", "words"),
     [
-        ("compressed-w4a16", {"num_bits": 16}, ("num_bits", "2 to 8")),
-        ("compressed-w4a16", {"group_size": 0}, ("group_size", "from 1")),
+        ("compressed-w4a16", {"num_bits": 1}, ("num_bits", "2 to 8")),
+        ("compressed-w4a16", {"group_size": -1}, ("group_size", "from 1")),
         ("compressed-w4a16", {"group_size": 32}, ("expected shape [320, 256]", "[320, 128]")),
-        ("compressed-w4a16", {"strategy": "block"}, ("strategy 'block'",)),
-        ("compressed-w4a16", {"actorder": "group"}, ("actorder",)),
-        ("compressed-int8", {"symmetric": False}, ("with zero points",)),
-        ("compressed-int8", {"strategy": "token"}, ("strategy 'token'",)),
         (
             "compressed-fp8",
             {"strategy": "block", "block_structure": "128x128"},
@@ -122,7 +148,7 @@ def test_variants_that_are_not_converted(
         ),
     ],
 )
-def test_groups_that_are_not_converted(
+def test_groups_that_contradict_the_weights(
     layout: str,
     change: dict[str, Any],
     words: tuple[str, ...],
@@ -130,11 +156,8 @@ def test_groups_that_are_not_converted(
     tmp_path: Path,
     output: Path,
 ) -> None:
-    def edit(config: dict[str, Any]) -> None:
-        config["quantization_config"]["config_groups"]["group_0"]["weights"].update(change)
-
     model = models.copy(quantized(layout), tmp_path)
-    edit_json(model / "config.json", edit)
+    edit_json(model / "config.json", lambda c: weights_of(c["quantization_config"]).update(change))
     refuse(model, output, *words)
 
 

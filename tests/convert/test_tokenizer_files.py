@@ -219,13 +219,6 @@ class TestRoles:
         refuse(broken, output, "config.json", "bos_token_id", "expected an id")
 
 
-@pytest.mark.parametrize("key", ["continuing_subword_prefix", "end_of_word_suffix"])
-def test_affixes_of_subwords_are_refused(key: str, broken: Path, output: Path) -> None:
-    """Byte-level BPE has none."""
-    edit_json(broken / "tokenizer.json", lambda t: t["model"].update({key: "##"}))
-    refuse(broken, output, f"tokenizer.json: model.{key}: expected none, found '##'")
-
-
 class TestVocabularyAndMerges:
     """vocab.json with merges.txt, the files from before tokenizer.json."""
 
