@@ -1,4 +1,4 @@
-"""The demo model end to end: converted by us, run by llama.cpp, compared with the references."""
+"""The demo model end to end: converted by us, run by llama.cpp, compared with transformers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from mtp_gguf.cli import app
 from mtp_gguf.native.runtime import llama_cpp
 from support.commands import check_refusal
-from support.reference_model import ReferenceModel
-from support.upstream.llama_mtp import LlamaMtp
 
 DEMO = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
 PROMPTS = (
@@ -24,9 +20,6 @@ PROMPTS = (
     "<|im_start|>user\nWhat does os.path.join do?<|im_end|>\n<|im_start|>assistant\n",
 )
 GREEDY_TOKENS = 64
-DRAFT_DEPTH = 3
-# F32 sums in another order after four layers; a wrong norm, head or position shows as 0.1 or more.
-LOGIT_TOLERANCE = 2e-3
 # Logits this close (in nats) may change places when activations are rounded to BF16.
 NEAR_TIE = 0.05
 
@@ -78,20 +71,6 @@ def test_demo_command_shows_the_whole_way(tmp_path: Path) -> None:
     assert "--overwrite" in again.output
     folder = CliRunner().invoke(app, ["demo", str(tmp_path)])
     check_refusal(folder.exit_code, folder.stderr, "-o FILE.gguf keeps the model", code=2)
-
-
-def test_mtp_logits_equal_the_reference(files: dict[str, Path]) -> None:
-    """Trunk and draft logits of llama.cpp on our file against NumPy on the HF weights."""
-    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    tokens = tokenizer.encode(PROMPTS[1], add_special_tokens=False).ids
-    model = ReferenceModel(DEMO)
-    logits, h = model.trunk(tokens[:-1])
-    drafted, drafts = model.draft(tokens, h, DRAFT_DEPTH)
-    with LlamaMtp(files["F32"]) as llama:
-        their_logits, their_h = llama.trunk(tokens[:-1])
-        their_drafts = llama.draft(tokens, their_h, DRAFT_DEPTH, follow=drafted)[1]
-    assert np.abs(logits - their_logits).max() < LOGIT_TOLERANCE
-    assert np.abs(drafts - their_drafts).max() < LOGIT_TOLERANCE
 
 
 @pytest.mark.sample(2)
