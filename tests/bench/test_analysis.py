@@ -1,12 +1,14 @@
-"""The bottleneck analysis, on figures with an obvious answer."""
+"""The bottleneck analysis, and coverage, on figures with an obvious answer."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from mtp_gguf.bench.analysis import analyze, contradictions
+from mtp_gguf.bench.coverage import coverage
 from mtp_gguf.bench.result import TextResult
 from mtp_gguf.bench.stats import Stats, summarize
 
@@ -30,6 +32,7 @@ def text(depth: int | str, tok_s: float, draft: float, verify: float, tokens: fl
     )
 
 
+AUTO = "depth auto, the default,"
 PLAIN = text(0, 50.0, 0, 20, 1)
 
 
@@ -93,15 +96,9 @@ def test_a_gain_within_the_noise_is_none() -> None:
 @pytest.mark.parametrize(
     ("fixed", "auto", "said"),
     [
-        (
-            51.0,
-            90.0,
-            "depth auto, the default, is 1.80 times as fast as no drafting (depth 1, the ",
-        ),
-        (
-            45.0,
-            90.0,
-            "depth auto, the default, is 1.80 times as fast as no drafting (depth 1, the ",
+        *(
+            (fixed, 90.0, f"{AUTO} is 1.80 times as fast as no drafting (")
+            for fixed in (51.0, 45.0)
         ),
         (51.0, 50.5, "drafting gains less than 3% here (depth auto, the default: 1.01 times); "),
         (45.0, 50.5, "drafting gains less than 3% here (depth auto, the default: 1.01 times); "),
@@ -153,3 +150,12 @@ def test_stats() -> None:
     assert summarize([3.0]) == Stats(3.0, 3.0, 3.0, 1)
     assert summarize([5.0, 1.0, 3.0]) == Stats(3.0, 1.0, 5.0, 3)
     assert summarize([9.0, 1.0, 2.0, 3.0, 4.0, 0.0, 5.0, 6.0]) == Stats(3.5, 2.0, 5.0, 8)
+
+
+def test_coverage_counts_each_generated_token_once() -> None:
+    generated = Counter({5: 4, 7: 3, 9: 2, 1: 1})
+    assert coverage([7, 8, 5, 2, 9], generated) == {1: 0.3, 2: 0.3, 5: 0.9}
+
+
+def test_coverage_where_nothing_was_generated() -> None:
+    assert coverage([7], Counter()) == {1: 0.0}

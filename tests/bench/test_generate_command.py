@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
 from support.commands import invoke
-
-_HANGS = 120.0
+from support.terminals import on_a_terminal
 
 
 @pytest.mark.parametrize(
@@ -37,38 +34,13 @@ def test_invalid_arguments(dial: Any, arguments: list[str], message: str) -> Non
     assert not done.stdout
 
 
-def _on_a_terminal(command: list[str], **environment: str) -> str:
-    """What a real terminal gets to see."""
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, **environment},
-    )
-    os.close(theirs)
-    raw = b""
-    try:
-        while True:
-            piece = os.read(ours, 1 << 16)
-            if not piece:
-                break
-            raw += piece
-    except OSError:  # EIO: the other side has closed
-        pass
-    finally:
-        os.close(ours)
-        assert child.wait(_HANGS) == 0
-    return raw.decode(errors="replace").replace("\r\n", "\n")
-
-
 @pytest.mark.parametrize("environment", [{"TERM": "xterm"}, {"TERM": "xterm", "NO_COLOR": "1"}])
 def test_the_terminal_shows_who_wrote_what(dial: Any, environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", "from mtp_gguf.cli.app import main; main()"]
     command += ["generate", str(dial("tiny", hit=1.0)), "-p", "def f", "-n", "30", "-t", "1"]
     command += ["-c", "256", "--depth", "2"]
-    seen = _on_a_terminal(command, **environment)
+    ours = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    seen = on_a_terminal(command, env=ours | environment)
     assert ("\x1b[4;38;5;" in seen) == ("NO_COLOR" not in environment)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", seen).splitlines()
     at = lines.index("source      tokens  accepted")

@@ -216,11 +216,7 @@ def write_adapter(path: Path, scale: float) -> Path:
     rng = np.random.default_rng(0)
     a = rng.standard_normal((rank, inner)).astype(np.float32)
     b = scale * rng.standard_normal((WIDTH, rank)).astype(np.float32)
-    texts = {
-        "general.architecture": "qwen35",
-        "general.type": "adapter",
-        "adapter.type": "lora",
-    }
+    texts = {"general.architecture": "qwen35", "general.type": "adapter", "adapter.type": "lora"}
     keys = {key: Value(ValueType.STRING, text) for key, text in texts.items()}
     keys["adapter.lora.alpha"] = Value(ValueType.F32, float(rank))
     f32 = BY_NAME["F32"]

@@ -56,12 +56,7 @@ class TestNames:
         ],
     )
     def test_of_wrapped_models(
-        self,
-        rename: Callable[[str], str],
-        spec: Spec,
-        models: Models,
-        tmp_path: Path,
-        output: Path,
+        self, rename: Callable[[str], str], spec: Spec, models: Models, tmp_path: Path, output: Path
     ) -> None:
         model = models.copy(spec, tmp_path)
 
@@ -430,11 +425,7 @@ class TestOlderImatrix:
         ],
     )
     def test_broken(
-        self,
-        change: Callable[[bytes], bytes],
-        words: tuple[str, ...],
-        models: Models,
-        output: Path,
+        self, change: Callable[[bytes], bytes], words: tuple[str, ...], models: Models, output: Path
     ) -> None:
         path = self.write(output / "imatrix.dat", SMALL)
         path.write_bytes(change(path.read_bytes()))

@@ -314,10 +314,7 @@ CONFIGS: Faults = {
         *("config.json … KEY … expected", "rope_parameters"),
     ),
     **{
-        f"rope_parameters {rope}": (
-            config(rope_parameters=rope),
-            f"config.json … {key} … expected",
-        )
+        f"rope_parameters {rope}": (config(rope_parameters=rope), f"config.json … {key} … expected")
         for rope, key in (
             ([1], "rope_parameters"),
             ({"rope_type": "dynamic", "factor": 2}, "rope_type"),
@@ -371,10 +368,7 @@ QUANTIZED: Faults = {
         added(SCALES, np.ones((2, 1), ml_dtypes.float8_e4m3fn)),
         f"{SCALES} … F32, F16 or BF16 … F8_E4M3",
     ),
-    "scales alone": (
-        added(f"{NORM}_scale_inv", np.ones((1, 1), np.float32)),
-        f"{NORM}_scale_inv",
-    ),
+    "scales alone": (added(f"{NORM}_scale_inv", np.ones((1, 1), np.float32)), f"{NORM}_scale_inv"),
     "infinite scales": (
         added(SCALES, np.array([[1], [np.nan]], np.float32)),
         f"{PROJECTION} … NaN or infinity",

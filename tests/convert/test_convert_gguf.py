@@ -10,13 +10,14 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gguf import ReaderTensor
 
 from support.checkpoints import SMALL, SPECS, TINY, Spec
-from support.commands import held, invoke
+from support.commands import held, invoke, succeed
 from support.conversions import converted, refused
 from support.gguf_files import differing, tensors_of, value_of
 from support.models import Models
@@ -26,6 +27,7 @@ from support.upstream.describe import describe
 from support.upstream.imatrix import write_imatrix
 
 BARE = replace(SMALL, name="bare", mtp=False)
+WIDE = replace(SMALL, name="wide", hidden=512)
 HEAD = SMALL.layers  # the MTP block
 TIED, MIXTURE = SPECS["dense-tied"], SPECS["moe-fused"]
 
@@ -48,8 +50,7 @@ def files(models: Models) -> Files:
 
 def ours(source: Path, output: Path, *options: object) -> bytes:
     """Convert a GGUF, which must succeed."""
-    result = invoke("convert", source, "-o", output / "ours.gguf", *options)
-    assert result.exit_code == 0, result.output
+    succeed("convert", source, "-o", output / "ours.gguf", *options)
     return (output / "ours.gguf").read_bytes()
 
 
@@ -98,12 +99,7 @@ class TestSameBytes:
     @pytest.mark.parametrize("quant", ["Q4_K_M", "IQ4_XS"])
     @pytest.mark.parametrize("spec", [TIED, MIXTURE], ids=lambda spec: spec.name)
     def test_imatrix(
-        self,
-        spec: Spec,
-        quant: str,
-        files: Files,
-        output: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, spec: Spec, quant: str, files: Files, output: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(output)
         imatrix = write_imatrix(Path("imatrix.gguf"), spec)
@@ -162,7 +158,7 @@ class TestSameBytes:
         first, *others = sorted(output.glob("s-*.gguf"))
         assert len(others) > 2
         theirs = quantize(first, output / "theirs.gguf", "Q4_K_M", head_types(SMALL, "F16"))
-        for source in (first, whole):
+        for source in (first, others[-1], whole):  # any shard names the model
             assert ours(source, output, "--mtp-f16", "--overwrite") == theirs.read_bytes()
         parts = output / "parts.gguf"
         options = "-o", parts, "--mtp-f16", "--split-max-size", "500K"
@@ -171,13 +167,6 @@ class TestSameBytes:
         for path in sorted(output.glob("parts-*.gguf")):
             tensors |= tensors_of(path)
         assert not differing(tensors, tensors_of(theirs))
-
-    def test_any_shard_names_the_model(self, files: Files, output: Path) -> None:
-        options = ["--quant", "F16", "--mtp-f16", "-o", output / "s.gguf"]
-        options += ["--split-max-size", "1M"]
-        assert invoke("convert", files.models.checkpoint(SMALL), *options).exit_code == 0
-        first, *_, last = sorted(output.glob("s-*.gguf"))
-        assert ours(last, output) == ours(first, output, "--overwrite")
 
 
 class TestHead:
@@ -294,15 +283,42 @@ class TestOptions:
 
 
 class TestRefused:
-    def test_quantized(self, files: Files, output: Path) -> None:
-        source = files.get(SMALL, "Q8_0", "--mtp-f16")
-        refused(
-            [source, "-o", output / "x.gguf"],
-            "expected F32, F16 or BF16, found Q8_0",
-            "quantizing quantized weights again",
-            "mtp-gguf graft",
-            output=output,
-        )
+    @pytest.mark.parametrize(
+        ("model", "options", "said"),
+        [
+            (
+                *((SMALL, "Q8_0", "--mtp-f16"), ()),
+                "found Q8_0 … expected F32, F16 or BF16 … quantizing quantized weights again … "
+                "mtp-gguf graft",
+            ),
+            ((SMALL,), ("--mtp-from", (SMALL,)), "has an MTP head … mtp-gguf strip"),
+            ((BARE,), ("--mtp-from", (WIDE,)), "embedding_length … 512 … 256"),
+            ((BARE,), ("--mtp-from", WIDE), "embedding_length … 512 … 256"),
+            ((BARE,), ("--head-only",), "head"),
+            ((BARE,), ("--fastmtp",), "head"),
+            (
+                *((BARE,), ("--head-only", "--mtp-from", (SMALL,))),
+                "mtp-gguf convert DONOR --head-only",
+            ),
+            (
+                *(BARE, ("--mtp-from", (SMALL,))),
+                "expected a checkpoint like … found the GGUF … mtp-gguf graft",
+            ),
+        ],
+        ids=["quantized", "second", "wide", "folder", "alone", "drafts", "donor alone", "donor"],
+    )
+    def test_heads_and_types(
+        self, model: Any, options: tuple[Any, ...], said: str, files: Files, output: Path
+    ) -> None:
+        """Specs stand for checkpoints, and tuples for GGUF files."""
+
+        def path(word: Any) -> Any:
+            known = files.models.checkpoint(word) if isinstance(word, Spec) else word
+            return files.get(*word) if isinstance(word, tuple) else known
+
+        words = [path(word) for word in (model, *options)]
+        message = refused([*words, "-o", output / "x.gguf"], output=output)
+        assert all(word.replace("DONOR", str(words[-1])) in message for word in said.split(" … "))
 
     @pytest.mark.thorough
     def test_quantized_head(self, files: Files, output: Path) -> None:
@@ -314,36 +330,6 @@ class TestRefused:
         assert ours(source, output, "--no-mtp")
         arguments = [files.get(BARE), "--mtp-from", source, "-o", output / "x.gguf"]
         refused(arguments, source.name, "found Q4_K", output=output)
-
-    def test_second_head(self, files: Files, output: Path) -> None:
-        arguments = [files.get(SMALL), "--mtp-from", files.get(SMALL), "-o", output / "x.gguf"]
-        refused(arguments, "has an MTP head", "mtp-gguf strip", output=output)
-
-    def test_head_of_another_model(self, files: Files, output: Path) -> None:
-        wide = replace(SMALL, name="wide", hidden=512)
-        for donor in (files.get(wide), files.models.checkpoint(wide)):
-            arguments = [files.get(BARE), "--mtp-from", donor, "-o", output / "x.gguf"]
-            refused(arguments, "embedding_length", "512", "256", output=output)
-
-    def test_head_that_is_not_there(self, files: Files, output: Path) -> None:
-        for option in ("--head-only", "--fastmtp"):
-            refused([files.get(BARE), option, "-o", output / "x.gguf"], "head", output=output)
-
-    def test_head_alone_with_a_donor(self, files: Files, output: Path) -> None:
-        donor = files.get(SMALL)
-        arguments = [files.get(BARE), "--mtp-from", donor, "--head-only", "-o", output / "x.gguf"]
-        refused(arguments, f"mtp-gguf convert {donor} --head-only", output=output)
-
-    def test_gguf_as_donor_of_a_checkpoint(self, files: Files, output: Path) -> None:
-        model, donor = files.models.checkpoint(BARE), files.get(SMALL)
-        arguments = [model, "--mtp-from", donor, "-o", output / "x.gguf"]
-        refused(
-            arguments,
-            "expected a checkpoint like",
-            "found the GGUF",
-            "mtp-gguf graft",
-            output=output,
-        )
 
     def test_missing_or_no_gguf(self, files: Files, output: Path) -> None:
         refused([output / "none.gguf"], "none.gguf", "cannot be opened", output=output)

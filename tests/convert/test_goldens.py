@@ -67,11 +67,7 @@ def convert(arguments: list[str]) -> None:
 @pytest.mark.sample(15)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_tensors_and_metadata_equal_upstreams(
-    spec: Spec,
-    variant: Variant,
-    models: Models,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spec: Spec, variant: Variant, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     imatrix = Path("imatrix.gguf")

@@ -130,7 +130,7 @@ FAMILY = Family(
             "model.mtp.layers.1.hnorm.weight",
             missing,
             "hnorm.weight: expected shape [64] by the config, found no such",
-        ),
+        )
     ],
     refused=[
         ({"swa_head_dim": 64}, "swa_head_dim: expected head_dim (32), as in llama.cpp, found 64"),

@@ -6,7 +6,6 @@ The checkpoints are saved by transformers (`Qwen3_5ForConditionalGeneration.save
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -127,8 +126,7 @@ def test_only_its_shards_from_the_hub(model: Path, output: Path, tmp_path: Path)
     index = {"weight_map": {n: f"{file}.safetensors" for n, file in files.items()}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with Hub(name, {"main": folder}) as hub:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k}
-        kept |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
+        kept = environment(hub, tmp_path / "home")
         for option, wanted in (("--mmproj-only", "2-vision"), ("--no-mtp", "1-text")):
             hub.requests.clear()
             with spawn("convert", name, "-o", output / "x.gguf", option, env=kept) as process:

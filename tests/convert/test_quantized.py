@@ -23,7 +23,7 @@ from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.hub.sources import FileSource
 from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
 from support.checkpoints import Array, Spec, write_safetensors
-from support.commands import check_refusal, invoke
+from support.commands import check_refusal, invoke, succeed
 from support.conversions import converted, refuse
 from support.gguf_files import differing, loads, tensors_of, value_of
 from support.models import Models
@@ -306,8 +306,7 @@ def test_donors_of_which_only_the_head_is_sound(kind: str, models: Models, tmp_p
     converted(base, tmp_path / "joined.gguf", *UNIFORM, "--from", donor)
     converted(base, tmp_path / "trunk.gguf", *UNIFORM, "--no-mtp")
     out = tmp_path / "out.gguf"
-    result = invoke("graft", tmp_path / "trunk.gguf", "--from", donor, "-o", out, "--no-check")
-    assert result.exit_code == 0, result.output
+    succeed("graft", tmp_path / "trunk.gguf", "--from", donor, "-o", out, "--no-check")
     assert out.read_bytes() == (tmp_path / "joined.gguf").read_bytes()
     trunk = tmp_path / "trunk16.gguf"
     converted(base, trunk, "--no-mtp", "--quant", "BF16")
@@ -374,8 +373,7 @@ def test_nvfp4_stays_and_is_compared_with_its_scales(
     assert {name.removesuffix("weight") + "scale" for name in kept} <= set(tensors)
     assert value_of(out, "general.file_type") == 15
     assert loads(out)
-    result = invoke("compare", out, model, "--json")
-    assert result.exit_code == 0, result.output
+    succeed("compare", out, model, "--json")
     damaged = tmp_path / "damaged.gguf"
     data = bytearray(out.read_bytes())
     name = sorted(kept)[0].removesuffix("weight") + "scale"
@@ -392,9 +390,7 @@ def test_nvfp4_compares_with_another_type(models: Models, tmp_path: Path) -> Non
     for layout, file in (("compressed-nvfp4", "a.gguf"), ("", "b.gguf")):
         model = models.checkpoint(replace(BASE, name=f"as-{layout}", layout=layout))
         converted(model, tmp_path / file, "--quant", "Q8_0")
-    result = invoke("compare", tmp_path / "a.gguf", tmp_path / "b.gguf")
-    assert result.exit_code == 0, result.output
-    assert "only in" not in result.output
+    assert "only in" not in succeed("compare", tmp_path / "a.gguf", tmp_path / "b.gguf")
 
 
 def test_nvfp4_of_other_sizes_is_dequantized(models: Models, tmp_path: Path) -> None:

@@ -49,10 +49,7 @@ def test_goldens_are_what_upstream_makes(name: str, variant: Variant, tmp_path: 
     spec = SPECS[name]
     folder = write_checkpoint(tmp_path / spec.name, spec)
     have, want = describe(run_upstream(spec, variant, folder, tmp_path)), expected(spec, variant)
-    found = [
-        *tensor_differences(want.tensors, have.tensors),
-        *metadata_differences(want, have),
-    ]
+    found = [*tensor_differences(want.tensors, have.tensors), *metadata_differences(want, have)]
     assert not found, "\n".join(found)
 
 

@@ -482,9 +482,7 @@ def test_an_architecture_without_such_a_head(demo: Path, text: Path, tmp_path: P
 def test_longer_pieces_than_the_context(demo: Path, text: Path, tmp_path: Path) -> None:
     key = "qwen35.context_length"
     short = edited(
-        demo,
-        tmp_path / "short.gguf",
-        metadata=lambda m: m.update({key: Value(ValueType.U32, 60)}),
+        demo, tmp_path / "short.gguf", metadata=lambda m: m.update({key: Value(ValueType.U32, 60)})
     )
     target = ("-o", tmp_path / "out.gguf", *FAST)
     words = ("--length: expected up to 60 tokens, the model's context, found 64",)
