@@ -34,38 +34,37 @@ def same_as(plain: Path, model: Path, output: Path, *options: object) -> None:
     assert not differing(expected, converted(model, output / "x.gguf", "--quant", "F16", *options))
 
 
+def rename(model: Path, change: Callable[[str], str]) -> None:
+    def edit(tensors: dict[str, Array]) -> None:
+        renamed = {change(name): array for name, array in tensors.items()}
+        tensors.clear()
+        tensors.update(renamed)
+
+    edit_tensors(model, edit)
+
+
+WRAPPED: dict[str, Callable[[str], str]] = {
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "peft": lambda name: f"base_model.model.{name}",
+    "compiled-layers": lambda name: name.replace(".layers.0.", ".layers.0._orig_mod."),
+    "data-parallel": lambda name: f"module.{name}",
+    "lightning": lambda name: f"_forward_module.model.{name}",
+    "held-by-a-module": lambda name: f"model.{name}",
+    "fsdp": lambda name: f"_fsdp_wrapped_module.{name}".replace(
+        ".layers.0.", ".layers.0._fsdp_wrapped_module._checkpoint_wrapped_module."
+    ),
+}
+
+
 class TestNames:
     @pytest.mark.sample(4)
     @pytest.mark.parametrize("spec", [TINY, NESTED], ids=lambda spec: spec.name)
-    @pytest.mark.parametrize(
-        "rename",
-        [
-            lambda name: f"_orig_mod.{name}",
-            lambda name: f"base_model.model.{name}",
-            lambda name: name.replace(".layers.0.", ".layers.0._orig_mod."),
-            lambda name: f"module.{name}",
-            lambda name: f"_forward_module.model.{name}",
-            lambda name: f"model.{name}",
-            lambda name: f"_fsdp_wrapped_module.{name}".replace(
-                ".layers.0.", ".layers.0._fsdp_wrapped_module._checkpoint_wrapped_module."
-            ),
-        ],
-        ids=[
-            *("compiled", "peft", "compiled-layers"),
-            *("data-parallel", "lightning", "held-by-a-module", "fsdp"),
-        ],
-    )
+    @pytest.mark.parametrize("change", WRAPPED.values(), ids=WRAPPED)
     def test_of_wrapped_models(
-        self, rename: Callable[[str], str], spec: Spec, models: Models, tmp_path: Path, output: Path
+        self, change: Callable[[str], str], spec: Spec, models: Models, tmp_path: Path, output: Path
     ) -> None:
         model = models.copy(spec, tmp_path)
-
-        def edit(tensors: dict[str, Array]) -> None:
-            renamed = {rename(name): array for name, array in tensors.items()}
-            tensors.clear()
-            tensors.update(renamed)
-
-        edit_tensors(model, edit)
+        rename(model, change)
         same_as(models.checkpoint(spec), model, output)
         bare = models.checkpoint(replace(TINY, name="bare", mtp=False))
         converted(bare, output / "lent.gguf", "--quant", "F16", "--mtp-from", model)
@@ -81,12 +80,7 @@ class TestNames:
     def test_with_an_unknown_prefix(
         self, option: tuple[str, ...], broken: Path, output: Path
     ) -> None:
-        def rename(tensors: dict[str, Array]) -> None:
-            renamed = {f"student.{name}": array for name, array in tensors.items()}
-            tensors.clear()
-            tensors.update(renamed)
-
-        edit_tensors(broken, rename)
+        rename(broken, lambda name: f"student.{name}")
         refuse(broken, output, "'student.lm_head.weight'", "prefix 'student.'", options=option)
         assert "prefix 'student.'" in invoke("doctor", broken).output
 
@@ -248,16 +242,12 @@ class TestNulls:
     ) -> None:
         spec = replace(NESTED, name="tied", tied=True)
         model = models.copy(spec, tmp_path)
-        for tied in (outside, False):
-
-            def edit(config: dict[str, Any], tied: bool | None = tied) -> None:
-                config["tie_word_embeddings"] = tied
-                config["text_config"]["tie_word_embeddings"] = inside
-
-            edit_json(model / "config.json", edit)
-            if tied is not False:
-                same_as(models.checkpoint(spec), model, output)
+        tied = {"tie_word_embeddings": inside}
+        edit_json(model / "config.json", lambda config: config["text_config"].update(tied))
+        edit_json(model / "config.json", lambda config: config.update(tie_word_embeddings=outside))
+        same_as(models.checkpoint(spec), model, output)
         (output / "x.gguf").unlink()
+        edit_json(model / "config.json", lambda config: config.update(tie_word_embeddings=False))
         refuse(model, output, "tie_word_embeddings is false", "lm_head.weight")
 
 

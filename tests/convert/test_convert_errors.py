@@ -138,16 +138,21 @@ def header(**fields: object) -> Edit:
     return lambda model: edit_header(model / WEIGHTS, lambda h: h[NORM].update(fields))
 
 
-def wrong(name: str, keys: str, values: Iterable[object], said: str, inside: str = "") -> Faults:
-    """Each of the keys with each of the values, for which KEY and VALUE stand in the message."""
-    return {
-        f"{name} {key} {str(value)[:40]}": (
-            in_json(name, inside, **{key: value}),
-            said.replace("KEY", key).replace("VALUE", repr(value)),
-        )
-        for key in keys.split()
-        for value in values
-    }
+def wrong(*rows: tuple[str, Iterable[object], str]) -> Faults:
+    """Keys of a config with values that they cannot have; KEY and VALUE stand for them in messages.
+
+    A key may be inside an object, or in another file: FILE:OBJECT.KEY.
+    """
+    faults: Faults = {}
+    for keys, values, said in rows:
+        for path in keys.split():
+            name, _, place = path.rpartition(":")
+            inside, _, key = place.rpartition(".")
+            for value in values:
+                message = said.replace("KEY", key).replace("VALUE", repr(value))
+                edit = in_json(name or CONFIG, inside, **{key: value})
+                faults[f"{path} {str(value)[:40]} {len(faults)}"] = edit, message
+    return faults
 
 
 def share_a_tensor(model: Path) -> None:
@@ -219,7 +224,7 @@ SHARDS: Faults = {
         lambda model: edit_json(model / INDEX, lambda index: index["weight_map"].pop(NORM)),
         f"{NORM} … is not in {INDEX}",
     ),
-    **wrong(INDEX, "weight_map", (None, [], "x", {}), f"{INDEX} … weight_map"),
+    **wrong((f"{INDEX}:weight_map", (None, [], "x", {}), f"{INDEX} … KEY")),
 }
 TENSORS: Faults = {
     "another": (
@@ -252,105 +257,82 @@ TENSORS: Faults = {
     ),
 }
 WHOLE = "KEY … expected a whole number from"
+FOUND, ROPE = f"{WHOLE} … found VALUE", "rope_parameters"
 SIZES = "intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size"
 DEFAULTS = "linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"
-CONFIGS: Faults = {
-    **{
-        f"architectures {found}": (
-            config(architectures=found, model_type="llama"),
-            "config.json … architectures: expected … found",
-        )
-        for found in (None, [], "Qwen3_5ForCausalLM", ["LlamaForCausalLM"], [["x"]], [{}], {})
-    },
-    **wrong(
-        *(CONFIG, "hidden_size", ("64", 64.5, True, 0, -1, 1 << 40, [64], None)),
-        f"{WHOLE} 1 … found VALUE",
-    ),
-    **wrong(CONFIG, SIZES, ("64", 0, 1 << 40, None), f"{WHOLE} 1 … found VALUE"),
-    **wrong(
-        *(CONFIG, "head_dim linear_num_key_heads", ("1", 1.5, True, -1, 1 << 40, [1])),
-        f"{WHOLE} … found VALUE",
-    ),
-    **wrong(
-        *(CONFIG, f"{DEFAULTS} max_position_embeddings mtp_num_hidden_layers", ("1", -1, 1 << 40)),
-        f"{WHOLE} … found VALUE",
-    ),
+COUNTS = f"{DEFAULTS} max_position_embeddings mtp_num_hidden_layers"
+LINEAR, FULL = "linear_attention", "full_attention"
+HUGE = (1e400, "warm", 10**400, [], 1e39)
+CONFIGS = wrong(
+    ("hidden_size", ("64", 64.5, True, 0, -1, 1 << 40, [64], None), f"{WHOLE} 1 … found VALUE"),
+    (SIZES, ("64", 0, 1 << 40, None), f"{WHOLE} 1 … found VALUE"),
+    ("head_dim linear_num_key_heads", ("1", 1.5, True, -1, 1 << 40, [1]), FOUND),
+    (COUNTS, ("1", -1, 1 << 40), FOUND),
     # These take no memory.
-    **wrong(
-        *(CONFIG, "hidden_size vocab_size linear_num_value_heads", (1 << 30,)),
-        "expected shape … by the config",
-    ),
+    ("hidden_size vocab_size linear_num_value_heads", (1 << 30,), "expected shape … by the config"),
     # More layers than llama.cpp knows.
-    **wrong(CONFIG, "num_hidden_layers", (513, 1 << 30), "KEY … at most 512 … VALUE"),
-    **{
-        f"layer_types {kinds}": (config(layer_types=kinds), said)
-        for kinds, said in (
-            (["linear_attention"], "2 entries … found 1"),
-            (["linear_attention"] * 3, "2 entries … found 3"),
-            (["linear_attention", "sliding_attention"], "sliding_attention"),
-            (["linear_attention", None], "None"),
-            (["linear_attention", ["full_attention"]], "['full_attention']"),
-            ("linear_attention", "2 entries … 'linear_attention'"),
-            ({}, "2 entries … {}"),
-            (["full_attention", "linear_attention"], "self_attn … no such tensor"),
-        )
-    },
-    "key heads": (
-        config(linear_num_key_heads=4),
-        "linear_num_value_heads … a multiple of linear_num_key_heads (4) … found 2",
-    ),
-    **wrong(
-        *(CONFIG, "rope_theta partial_rotary_factor"),
+    ("num_hidden_layers", (513, 1 << 30), "KEY … at most 512 … VALUE"),
+    ("layer_types", ([LINEAR],), "2 entries … found 1"),
+    ("layer_types", ([LINEAR] * 3,), "2 entries … found 3"),
+    ("layer_types", ([LINEAR, "sliding_attention"],), "sliding_attention"),
+    ("layer_types", ([LINEAR, None],), "None"),
+    ("layer_types", ([LINEAR, [FULL]],), "['full_attention']"),
+    ("layer_types", (LINEAR, {}), "2 entries … VALUE"),
+    ("layer_types", ([FULL, LINEAR],), "self_attn … no such tensor"),
+    ("linear_num_key_heads", (4,), "linear_num_value_heads … a multiple of KEY (4) … found 2"),
+    (
+        f"{ROPE}.rope_theta {ROPE}.partial_rotary_factor",
         ("x", True, [], 1e400, float("nan"), -1.0, 10**400),
-        *("config.json … KEY … expected", "rope_parameters"),
+        "config.json … KEY … expected",
     ),
-    **wrong(
-        *(CONFIG, "partial_rotary_factor", (1.5, 100)),
-        *("config.json … KEY … from 0 to 1 … VALUE", "rope_parameters"),
+    (f"{ROPE}.partial_rotary_factor", (1.5, 100), "config.json … KEY … from 0 to 1 … VALUE"),
+    ("rms_norm_eps", ("x", -1e-6, 1e400, 1e39), "config.json … KEY … expected"),
+    (
+        f"{ROPE}.mrope_section",
+        ("x", [1, 2, 3, 4, 5], [1.5], [-1], [1 << 40], 3, [True]),
+        "config.json … KEY … expected",
     ),
-    **wrong(CONFIG, "rms_norm_eps", ("x", -1e-6, 1e400, 1e39), "config.json … KEY … expected"),
-    **wrong(
-        *(CONFIG, "mrope_section", ("x", [1, 2, 3, 4, 5], [1.5], [-1], [1 << 40], 3, [True])),
-        *("config.json … KEY … expected", "rope_parameters"),
+    (ROPE, ([1],), "config.json … KEY … expected"),
+    (ROPE, ({"rope_type": "dynamic", "factor": 2},), "config.json … rope_type … expected"),
+    (ROPE, ({"rope_type": ["yarn"], "factor": 2},), "config.json … rope_type … expected"),
+    (
+        ROPE,
+        ({"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": -5},),
+        "config.json … original_max_position_embeddings … expected",
     ),
-    **{
-        f"rope_parameters {rope}": (config(rope_parameters=rope), f"config.json … {key} … expected")
-        for rope, key in (
-            ([1], "rope_parameters"),
-            ({"rope_type": "dynamic", "factor": 2}, "rope_type"),
-            ({"rope_type": ["yarn"], "factor": 2}, "rope_type"),
-            (
-                {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": -5},
-                "original_max_position_embeddings",
-            ),
-            ({"rope_type": "linear", "factor": "2"}, "factor"),
-            ({"rope_type": "linear", "factor": -2}, "factor"),
-        )
-    },
-    **wrong(CONFIG, "tie_word_embeddings", ("no", 0, []), "KEY … true or false … found VALUE"),
-    **wrong(CONFIG, "text_config", (3, "x", [1]), "KEY … an object … VALUE"),
-    **wrong(CONFIG, "quantization_config", ("gptq", [], 4), "KEY … expected … VALUE"),
-    **{
-        name: fault
+    (ROPE, ({"rope_type": "linear", "factor": "2"},), "config.json … factor … expected"),
+    (ROPE, ({"rope_type": "linear", "factor": -2},), "config.json … factor … expected"),
+    ("tie_word_embeddings", ("no", 0, []), "KEY … true or false … found VALUE"),
+    ("text_config", (3, "x", [1]), "KEY … an object … VALUE"),
+    ("quantization_config", ("gptq", [], 4), "KEY … expected … VALUE"),
+    *(
+        (f"{file}:eos_token_id", values, f"{file} … KEY … 0 to 1023 … found {found}")
         for file in (CONFIG, GENERATION)
-        for name, fault in (
-            wrong(
-                *(file, "eos_token_id", (1024, -1, 1 << 40, "x", True)),
-                f"{file} … KEY … 0 to 1023 … found VALUE",
-            )
-            | wrong(file, "eos_token_id", ([1024],), f"{file} … KEY … 0 to 1023 … found 1024")
-        ).items()
-    },
+        for values, found in (((1024, -1, 1 << 40, "x", True), "VALUE"), (([1024],), "1024"))
+    ),
+    (f"{GENERATION}:temperature", HUGE, f"{GENERATION} … temp … expected"),
+    (f"{GENERATION}:top_k", HUGE, f"{GENERATION} … KEY … expected"),
+    (f"{GENERATION}:repetition_penalty", HUGE, f"{GENERATION} … penalty_repeat … expected"),
+) | {
+    f"architectures {found}": (
+        config(architectures=found, model_type="llama"),
+        "config.json … architectures: expected … found",
+    )
+    for found in (None, [], "Qwen3_5ForCausalLM", ["LlamaForCausalLM"], [["x"]], [{}], {})
 }
-MIXTURES: Faults = {
-    **wrong(CONFIG, "num_experts_per_tok", (0, 5, "2", None), "KEY … found VALUE"),
-    **wrong(CONFIG, "num_experts", (0, -4, "x", 1 << 40), "KEY … found VALUE"),
-}
-HUGE: Faults = wrong(CONFIG, "num_experts", ((1 << 31) - 1,), "expected shape … VALUE")
-QUANTIZED: Faults = {
+MIXTURES = wrong(
+    ("num_experts_per_tok", (0, 5, "2", None), "KEY … found VALUE"),
+    ("num_experts", (0, -4, "x", 1 << 40), "KEY … found VALUE"),
+)
+MANY_EXPERTS = wrong(("num_experts", ((1 << 31) - 1,), "expected shape … VALUE"))
+SIZES_OF_BLOCKS = (128, [128], [128, 0], [128.0, 128], [True, 128])
+QUANTIZED = {
     **wrong(
-        *(CONFIG, "weight_block_size", (128, [128], [128, 0], [128.0, 128], [True, 128])),
-        *("KEY … [rows, columns] … VALUE", "quantization_config"),
+        (
+            "quantization_config.weight_block_size",
+            SIZES_OF_BLOCKS,
+            "KEY … [rows, columns] … VALUE",
+        )
     ),
     "no config": (
         lambda model: edit_json(model / CONFIG, lambda c: c.pop("quantization_config")),
@@ -374,41 +356,27 @@ QUANTIZED: Faults = {
         f"{PROJECTION} … NaN or infinity",
     ),
 }
+AFFIXES = f"{TOKENIZER}:model.continuing_subword_prefix {TOKENIZER}:model.end_of_word_suffix"
 NO_SPLIT = "no regular expression … --tokenizer-pre NAME"
-TOKENIZERS: Faults = {
+TOKENIZERS = {
     "none": (removed(TOKENIZER), "tokenizer.json … found none"),
     **{
         f"of {text}": (written(TOKENIZER, text), "tokenizer.json … expected")
         for text in ("", "{", "{}", "[]", '{"model": 3}')
     },
-    "merges": (
-        in_json(TOKENIZER, "model", merges=[["no", "such"]]),
-        "tokenizer.json … expected a tokenizer",
-    ),
     **wrong(
-        *(TOKENIZER, "continuing_subword_prefix end_of_word_suffix", ("##",)),
-        *("tokenizer.json: model.KEY: expected none, found '##'", "model"),
+        (f"{TOKENIZER}:model.merges", ([["no", "such"]],), "tokenizer.json … expected a tokenizer"),
+        (AFFIXES, ("##",), "tokenizer.json: model.KEY: expected none, found VALUE"),
+        (f"{TOKENIZER}:pre_tokenizer", (None,), f"KEY … {NO_SPLIT}"),
     ),
     "split": (
         lambda model: edit_json(model / TOKENIZER, replace_the_split),
         r"pre_tokenizer … \s+ … --tokenizer-pre NAME",
     ),
-    "no split": (in_json(TOKENIZER, pre_tokenizer=None), f"pre_tokenizer … {NO_SPLIT}"),
     **{
         f"{file} of {text!r}": (written(file, text), file)
         for file in (SETTINGS, GENERATION)
         for text in ("{", "[]", "3", "\xff")
-    },
-    **{
-        name: fault
-        for key, stored_as in (
-            *(("temperature", "temp"), ("top_k", "top_k")),
-            ("repetition_penalty", "penalty_repeat"),
-        )
-        for name, fault in wrong(
-            *(GENERATION, key, (1e400, "warm", 10**400, [], 1e39)),
-            f"{GENERATION} … {stored_as} … expected",
-        ).items()
     },
 }
 # Of checkpoints that are wrong from the start, and others.
@@ -437,8 +405,8 @@ CASES = [
         for part, spec, faults in (
             *(("files", TINY, FILES), ("shards", SHARDED, SHARDS), ("tensors", TINY, TENSORS)),
             *(("config", TINY, CONFIGS), ("moe", MIXTURE, MIXTURES), ("fp8", FP8, QUANTIZED)),
-            ("huge", replace(MIXTURE, fused_experts=False), HUGE),
-            ("huge-fused", replace(MIXTURE, fused_mtp_experts=True), HUGE),
+            ("huge", replace(MIXTURE, fused_experts=False), MANY_EXPERTS),
+            ("huge-fused", replace(MIXTURE, fused_mtp_experts=True), MANY_EXPERTS),
             ("tokenizer", TINY, TOKENIZERS),
         )
         for name, fault in faults.items()
@@ -885,13 +853,13 @@ class TestUsage:
             (["--also", "Q8_0,q8_0"], ["--also", "each mix once", "Q8_0 again"]),
             (["--also", "q4_k_m"], ["--also", "each mix once", "Q4_K_M again"]),
             (["--tensor-type", "[[:alpha:]]=Q4_K"], ["--tensor-type", "no regular expression"]),
-            (["--no-mtp", "--fastmtp"], ["--no-mtp"]),
-            (["--no-mtp", "--head-only"], ["--no-mtp"]),
-            (["--no-mtp", "--from", "x"], ["--no-mtp"]),
-            (["--no-mtp", "--mtp-f16"], ["--no-mtp"]),
-            (["--no-mtp", "--mtp-type", "Q8_0"], ["--no-mtp"]),
-            (["--no-mtp", "--fastmtp-ids", "x"], ["--no-mtp"]),
-            (["--no-mtp", "--fastmtp-corpus", "x"], ["--no-mtp"]),
+            *(
+                (["--no-mtp", *other.split()], ["--no-mtp"])
+                for other in (
+                    *("--fastmtp", "--head-only", "--from x", "--mtp-f16", "--mtp-type Q8_0"),
+                    *("--fastmtp-ids x", "--fastmtp-corpus x"),
+                )
+            ),
             (["--fastmtp-ids", "x", "--fastmtp-corpus", "y"], ["--fastmtp-ids", "contradict"]),
             (["--fastmtp-layout", "sidecar"], ["--fastmtp-layout", "--fastmtp"]),
             (["--fastmtp-layout", "table"], ["--fastmtp-layout", "--fastmtp"]),

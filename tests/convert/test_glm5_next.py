@@ -246,8 +246,7 @@ def test_keys_of_transformers_and_of_the_published_config(
     trunk: Trunk, checkpoint: Path, tmp_path: Path
 ) -> None:
     """The same metadata, whichever keys the config has."""
-    published = tmp_path / "published"
-    shutil.copytree(trunk[0], published)
+    published = shutil.copytree(trunk[0], tmp_path / "published")
     renamed = dict.fromkeys(("layer_types", "mlp_layer_types", "indexer_types"))
     renamed |= {key: None for key in TEXT if key.startswith("linear_")}
     own = {
@@ -273,8 +272,7 @@ def test_decay_without_a_bound(trunk: Trunk, tmp_path: Path) -> None:
 
 
 def test_tokens_and_split_of_glm(checkpoint: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
     split = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

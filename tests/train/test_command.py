@@ -380,8 +380,7 @@ def trained_on_prompts(
 
 def test_the_tensors_of_a_checkpoint(demo: Path, text: Path, tmp_path: Path) -> None:
     """A fine-tune without its head, to which the trained one is added: convert takes it."""
-    folder = tmp_path / "fine-tune"
-    shutil.copytree(DEMO, folder)
+    folder = shutil.copytree(DEMO, tmp_path / "fine-tune")
     stored = load_file(folder / "model.safetensors")
     trunk = {name: array for name, array in stored.items() if not name.startswith("mtp.")}
     save_file(trunk, folder / "model.safetensors", {"format": "pt"})

@@ -153,8 +153,7 @@ class FamilyTests:
         self, spoiled: tuple[str, Callable[[Any], Any], str], checkpoint: Path, tmp_path: Path
     ) -> None:
         name, changed, said = spoiled
-        folder = tmp_path / "damaged"
-        shutil.copytree(checkpoint, folder)
+        folder = shutil.copytree(checkpoint, tmp_path / "damaged")
         tensors = tensors_of(folder)
         tensors[name] = changed(tensors[name])
         save(folder, {name: values for name, values in tensors.items() if values is not None})
@@ -279,7 +278,6 @@ def check_refused(
     checkpoint: Path, folder: Path, said: str, *, inside: str | None = None, **keys: Any
 ) -> None:
     """Change keys of a checkpoint's config, after which it is refused with these words."""
-    model = folder / "model"
-    shutil.copytree(checkpoint, model)
+    model = shutil.copytree(checkpoint, folder / "model")
     change(model, inside=inside, **keys)
     refused(folder, "convert", model, "-o", folder / "x.gguf", words=(said,))
