@@ -69,11 +69,6 @@ class TestHelp:
 
 
 class TestUsage:
-    def test_unknown_command(self) -> None:
-        result = invoke("convrt")
-        assert result.exit_code == 2
-        assert "convrt" in result.stderr
-
     def test_next_command_runs(self, models: Models, tmp_path: Path) -> None:
         """Whatever characters the path has: the summary ends with a line to be pasted."""
         output = tmp_path / "a $(b) 'c' \"d\" é.gguf"

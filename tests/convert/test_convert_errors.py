@@ -44,7 +44,7 @@ TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
 NORM, PROJECTION = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
-SCALES = f"{PROJECTION}_scale_inv"
+SCALES, DECAY = f"{PROJECTION}_scale_inv", "model.layers.0.linear_attn.A_log"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,11 @@ def both(*edits: Edit) -> Edit:
 
 
 def removed(*names: str) -> Edit:
-    return lambda model: [(model / name).unlink() for name in names]
+    def edit(model: Path) -> None:
+        for name in names:
+            (model / name).unlink()
+
+    return edit
 
 
 def written(name: str, text: str) -> Edit:
@@ -239,14 +243,14 @@ TENSORS: Faults = {
     ),
     "no output": (without("lm_head"), "tie_word_embeddings is false … lm_head.weight"),
     # The decay is -exp(A_log); NumPy warns of an overflow, which the sentence reports.
-    **{
-        f"decay in {np.dtype(dtype)}": (
-            stored(decay, lambda a, value=value, dtype=dtype: np.full_like(a, value, dtype)),
-            f"{decay} … NaN or infinity",
-        )
-        for decay in ("model.layers.0.linear_attn.A_log",)
-        for value, dtype in ((1000.0, np.float32), (20.0, np.float16))
-    },
+    "decay in F32": (
+        stored(DECAY, lambda a: np.full_like(a, 1000, np.float32)),
+        f"{DECAY} … NaN or infinity",
+    ),
+    "decay in F16": (
+        stored(DECAY, lambda a: np.full_like(a, 20, np.float16)),
+        f"{DECAY} … NaN or infinity",
+    ),
     "no layers of the head": (
         both(config(mtp_num_hidden_layers=0), without("mtp.layers.")),
         "incomplete … mtp.layers.* … --no-mtp … --from",
@@ -262,7 +266,8 @@ SIZES = "intermediate_size num_hidden_layers num_attention_heads num_key_value_h
 DEFAULTS = "linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim"
 COUNTS = f"{DEFAULTS} max_position_embeddings mtp_num_hidden_layers"
 LINEAR, FULL = "linear_attention", "full_attention"
-HUGE = (1e400, "warm", 10**400, [], 1e39)
+HUGE: tuple[object, ...] = (1e400, "warm", 10**400, [], 1e39)
+UNKNOWN: list[object] = [None, [], "Qwen3_5ForCausalLM", ["LlamaForCausalLM"], [["x"]], [{}], {}]
 CONFIGS = wrong(
     ("hidden_size", ("64", 64.5, True, 0, -1, 1 << 40, [64], None), f"{WHOLE} 1 … found VALUE"),
     (SIZES, ("64", 0, 1 << 40, None), f"{WHOLE} 1 … found VALUE"),
@@ -318,7 +323,7 @@ CONFIGS = wrong(
         config(architectures=found, model_type="llama"),
         "config.json … architectures: expected … found",
     )
-    for found in (None, [], "Qwen3_5ForCausalLM", ["LlamaForCausalLM"], [["x"]], [{}], {})
+    for found in UNKNOWN
 }
 MIXTURES = wrong(
     ("num_experts_per_tok", (0, 5, "2", None), "KEY … found VALUE"),

@@ -190,8 +190,9 @@ EVERYDAY_CONFIGS = ("yarn-attn-factor", "head-uncounted")
 
 
 def _cases(names: Any, everyday: tuple[str, ...], thorough: tuple[str, ...] = ()) -> list[Any]:
-    marks = dict.fromkeys(names, (pytest.mark.slow,))
-    marks |= dict.fromkeys(thorough, (pytest.mark.thorough,)) | dict.fromkeys(everyday, ())
+    marks: dict[str, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(names, (pytest.mark.slow,))
+    marks |= dict.fromkeys(thorough, (pytest.mark.thorough,))
+    marks |= dict.fromkeys(everyday, ())
     return [pytest.param(name, marks=mark, id=name) for name, mark in marks.items()]
 
 

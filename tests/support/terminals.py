@@ -15,8 +15,8 @@ def on_a_terminal(
 ) -> str:
     """What a program shows, which must succeed. streams: those that are the terminal's."""
     ours, theirs = pty.openpty()
-    given = dict.fromkeys(streams or ("stdin", "stdout", "stderr"), theirs)
-    with subprocess.Popen([*map(str, command)], **given, **options) as child:
+    options |= dict.fromkeys(streams or ("stdin", "stdout", "stderr"), theirs)
+    with subprocess.Popen([*map(str, command)], **options) as child:
         os.close(theirs)
         raw = b""
         with suppress(OSError):  # EIO: the other side has closed
