@@ -135,41 +135,25 @@ def test_variants_that_are_not_converted(
     names_the_original(model, output, word)
 
 
-@pytest.mark.parametrize(
-    ("layout", "change", "words"),
-    [
-        ("compressed-w4a16", {"num_bits": 1}, ("num_bits", "2 to 8")),
-        ("compressed-w4a16", {"group_size": -1}, ("group_size", "from 1")),
-        ("compressed-w4a16", {"group_size": 32}, ("expected shape [320, 256]", "[320, 128]")),
-        (
-            "compressed-fp8",
-            {"strategy": "block", "block_structure": "128x128"},
-            ("block_structure", "[rows, columns]"),
-        ),
-    ],
-)
-def test_groups_that_contradict_the_weights(
-    layout: str,
-    change: dict[str, Any],
-    words: tuple[str, ...],
-    models: Models,
-    tmp_path: Path,
-    output: Path,
-) -> None:
-    model = models.copy(quantized(layout), tmp_path)
-    edit_json(model / "config.json", lambda c: weights_of(c["quantization_config"]).update(change))
-    refuse(model, output, *words)
+Edit = Callable[[Path], object]
 
 
-def changed(
-    name: str, value: Callable[[Array], Array] | None
-) -> Callable[[dict[str, Array]], None]:
+def in_group(**changes: object) -> Edit:
+    """Change the settings for weights of the only group."""
+    return lambda model: edit_json(
+        model / "config.json", lambda c: weights_of(c["quantization_config"]).update(changes)
+    )
+
+
+def part(suffix: str, value: Callable[[Array], Array] | None) -> Edit:
+    """Change a part of a quantized matrix, or leave it out."""
+
     def edit(tensors: dict[str, Array]) -> None:
-        array = tensors.pop(name)
+        array = tensors.pop(f"{WEIGHT}.{suffix}")
         if value is not None:
-            tensors[name] = value(array)
+            tensors[f"{WEIGHT}.{suffix}"] = value(array)
 
-    return edit
+    return lambda model: edit_tensors(model, edit)
 
 
 def shorter(array: Array) -> Array:
@@ -180,68 +164,65 @@ def wider(array: Array) -> Array:
     return array.astype(np.int64)
 
 
-@pytest.mark.parametrize(
-    ("layout", "suffix", "damage"),
-    [
-        ("fp8-tensor", "weight", None),
-        ("fp8-tensor", "weight_scale_inv", None),
-        ("modelopt-fp8", "weight_scale", wider),
-        ("compressed-fp8", "weight_scale", shorter),
-        *(("gptq-4", suffix, None) for suffix in ("qweight", "qzeros", "scales", "g_idx")),
-        *(("gptq-4", suffix, shorter) for suffix in ("qweight", "qzeros", "scales", "g_idx")),
-        *(("gptq-4", suffix, wider) for suffix in ("qweight", "qzeros", "scales", "g_idx")),
-        *(("compressed-w4a16", f"weight_{part}", None) for part in ("packed", "scale", "shape")),
-        *(("compressed-w4a16", f"weight_{part}", shorter) for part in ("packed", "scale", "shape")),
-        ("compressed-w4a16-asymmetric", "weight_zero_point", shorter),
-        ("compressed-w4a16-asymmetric", "weight_zero_point", wider),
-        *(("modelopt-nvfp4", "weight_scale", damage) for damage in (None, shorter, wider)),
-        *(("compressed-nvfp4", "weight_packed", damage) for damage in (None, shorter, wider)),
-        *(("compressed-nvfp4", "weight_scale", damage) for damage in (None, shorter, wider)),
-    ],
+ALL = (None, shorter, wider)
+DAMAGED: tuple[tuple[str, str, tuple[Callable[[Array], Array] | None, ...]], ...] = (
+    ("fp8-tensor", "weight weight_scale_inv", (None,)),
+    ("modelopt-fp8", "weight_scale", (wider,)),
+    ("compressed-fp8", "weight_scale", (shorter,)),
+    ("gptq-4", "qweight qzeros scales g_idx", ALL),
+    ("compressed-w4a16", "weight_packed weight_scale weight_shape", (None, shorter)),
+    ("compressed-w4a16-asymmetric", "weight_zero_point", (shorter, wider)),
+    ("modelopt-nvfp4", "weight_scale", ALL),
+    ("compressed-nvfp4", "weight_packed weight_scale", ALL),
 )
-def test_missing_and_misshapen_parts(
-    layout: str,
-    suffix: str,
-    damage: Callable[[Array], Array] | None,
-    models: Models,
-    tmp_path: Path,
-    output: Path,
-) -> None:
-    name = f"{WEIGHT}.{suffix}"
-    model = models.copy(quantized(layout), tmp_path)
-    edit_tensors(model, changed(name, damage))
-    refuse(model, output, WEIGHT)
 
 
 @pytest.mark.parametrize(
-    ("layout", "suffix", "value", "words"),
+    ("layout", "edit", "said"),
     [
-        ("gptq-4", "g_idx", lambda a: a + np.int32(4), ("g_idx below 4",)),
-        ("gptq-4", "g_idx", lambda a: a - np.int32(1), ("g_idx below 4",)),
-        ("compressed-w4a16", "weight_shape", lambda a: a[::-1] + 1, ("shape [256, 256]", "257")),
-        ("modelopt-nvfp4", "weight_scale", lambda a: np.full_like(a, np.nan), ("NaN",)),
-        ("compressed-nvfp4", "weight_global_scale", lambda a: a * 0, ("finite", "inf")),
-        ("modelopt-nvfp4", "weight_scale_2", lambda a: np.array([a, a]), ("one value",)),
+        *(
+            pytest.param(layout, part(suffix, damage), WEIGHT, id=f"{layout}-{suffix}-{i}")
+            for layout, suffixes, damages in DAMAGED
+            for suffix in suffixes.split()
+            for i, damage in enumerate(damages)
+        ),
+        ("gptq-4", part("g_idx", lambda a: a + np.int32(4)), f"{WEIGHT} … g_idx below 4"),
+        ("gptq-4", part("g_idx", lambda a: a - np.int32(1)), f"{WEIGHT} … g_idx below 4"),
         (
-            "fp8-tensor",
-            "weight_scale_inv",
-            lambda _: np.ones((256, 256), np.float32),
-            ("expected shape [256, 1]", "found [256, 256]"),
+            *("compressed-w4a16", part("weight_shape", lambda a: a[::-1] + 1)),
+            f"{WEIGHT} … shape [256, 256] … 257",
+        ),
+        (
+            *("modelopt-nvfp4", part("weight_scale", lambda a: np.full_like(a, np.nan))),
+            f"{WEIGHT} … NaN",
+        ),
+        (
+            *("compressed-nvfp4", part("weight_global_scale", lambda a: a * 0)),
+            f"{WEIGHT} … finite … inf",
+        ),
+        (
+            *("modelopt-nvfp4", part("weight_scale_2", lambda a: np.array([a, a]))),
+            f"{WEIGHT} … one value",
+        ),
+        (
+            *("fp8-tensor", part("weight_scale_inv", lambda _: np.ones((256, 256), np.float32))),
+            f"{WEIGHT} … expected shape [256, 1] … found [256, 256]",
+        ),
+        ("compressed-w4a16", in_group(num_bits=1), "num_bits … 2 to 8"),
+        ("compressed-w4a16", in_group(group_size=-1), "group_size … from 1"),
+        ("compressed-w4a16", in_group(group_size=32), "expected shape [320, 256] … [320, 128]"),
+        (
+            *("compressed-fp8", in_group(strategy="block", block_structure="128x128")),
+            "block_structure … [rows, columns]",
         ),
     ],
 )
-def test_invalid_values(
-    layout: str,
-    suffix: str,
-    value: Callable[[Array], Array],
-    words: tuple[str, ...],
-    models: Models,
-    tmp_path: Path,
-    output: Path,
+def test_weights_that_contradict_the_config(
+    layout: str, edit: Edit, said: str, models: Models, tmp_path: Path, output: Path
 ) -> None:
     model = models.copy(quantized(layout), tmp_path)
-    edit_tensors(model, changed(f"{WEIGHT}.{suffix}", value))
-    refuse(model, output, WEIGHT, *words)
+    edit(model)
+    refuse(model, output, *said.split(" … "))
 
 
 @pytest.mark.sample(4)
