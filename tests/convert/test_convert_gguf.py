@@ -12,14 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from gguf import ReaderTensor
 
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.files.tensor_types import F16
+from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import SMALL, SPECS, TINY, Spec
 from support.commands import held, invoke, succeed
 from support.conversions import converted, refused
-from support.gguf_files import differing, tensors_of, value_of
+from support.gguf_files import differing, edited, numbers_of, tensors_of, value_of
 from support.models import Models
 from support.upstream.convert_upstream import convert as convert_upstream
 from support.upstream.convert_upstream import quantize
@@ -128,21 +131,14 @@ class TestSameBytes:
 
     def test_norms_that_are_not_in_f32(self, files: Files, output: Path) -> None:
         """Tensors that llama-quantize never quantizes keep their type."""
-        from mtp_gguf.gguf_tools.files.format import TensorSpec  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.files.tensor_types import F16  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
 
-        source = output / "half-norms.gguf"
-        with open_model(files.get(BARE)) as model:
-            tensors = []
-            for name in model.tensors:
-                tensor = TensorCopy.of(model, name)
-                if name.endswith("_norm.weight"):
-                    data = np.frombuffer(model.read(name), "<f4").astype("<f2").tobytes()
-                    tensor = TensorCopy(TensorSpec(name, tensor.spec.shape, F16), data=data)
-                tensors.append(tensor)
-            write(source, OutputSpec(model.metadata(), tuple(tensors)))
+        def halve(tensors: dict[str, TensorCopy]) -> None:
+            for name in [name for name in tensors if name.endswith("_norm.weight")]:
+                spec = replace(tensors[name].spec, type=F16)
+                data = numbers_of(tensors[name]).astype("<f2").tobytes()
+                tensors[name] = TensorCopy(spec, data=data)
+
+        source = edited(files.get(BARE), output / "half-norms.gguf", tensors=halve)
         for quant in ("Q4_K_M", "F32"):
             theirs = quantize(source, output / "theirs.gguf", quant)
             options = "--quant", quant, "--overwrite", "--tensor-type", "norm=F32"
@@ -352,17 +348,12 @@ class TestRefused:
     def test_metadata_that_llama_cpp_does_not_bear(
         self, key: str, value: int | None, word: str, files: Files, output: Path
     ) -> None:
-        from mtp_gguf.gguf_tools.files.format import Value, ValueType  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, copies, write  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
-
-        source = output / "x.gguf"
-        with open_model(files.get(TINY)) as model:
-            metadata = model.metadata()
-            del metadata[f"qwen35.{key}"]
+        def change(keys: Metadata) -> None:
+            del keys[f"qwen35.{key}"]
             if value is not None:
-                metadata[f"qwen35.{key}"] = Value(ValueType.U32, value)
-            write(source, OutputSpec(metadata, copies(model)))
+                keys[f"qwen35.{key}"] = Value(ValueType.U32, value)
+
+        source = edited(files.get(TINY), output / "x.gguf", metadata=change)
         arguments = [source, "-o", output / "y.gguf"]
         refused(arguments, "x.gguf", word, "mtp-gguf doctor", output=output)
 

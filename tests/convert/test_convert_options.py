@@ -110,10 +110,6 @@ class TestTensorType:
 
 
 class TestHead:
-    def test_default_type(self, models: Models, tmp_path: Path) -> None:
-        found = types(models.checkpoint(SMALL), tmp_path / "x.gguf")
-        assert {k for n, k in found.items() if n.startswith(HEAD)} == {"Q8_0", "F32"}
-
     @pytest.mark.parametrize("quant", ["F16", "BF16", "F32"])
     def test_of_an_unquantized_base_has_its_type(
         self, quant: str, models: Models, tmp_path: Path
@@ -330,17 +326,6 @@ class TestSameBytes:
             converted(models.checkpoint(SMALL), output, "--quant", quant, "--threads", threads)
             files.append(output.read_bytes())
         assert files.count(files[0]) == len(files)
-
-    @pytest.mark.parametrize("shards", [2, 7])
-    def test_from_one_file_and_from_shards(
-        self, shards: int, models: Models, tmp_path: Path
-    ) -> None:
-        whole = named(models, SMALL, tmp_path / "a")
-        converted(whole, tmp_path / "whole.gguf")
-        sharded = replace(SMALL, name=f"sharded-{shards}", shards=shards)
-        pieces = named(models, sharded, tmp_path / "b")
-        converted(pieces, tmp_path / "pieces.gguf")
-        assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
 
 class TestName:

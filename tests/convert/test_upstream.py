@@ -120,24 +120,3 @@ def test_tokenizer_section_equals_the_unpatched_converters(
     pre = "tokenizer.ggml.pre"
     assert not list(metadata_differences(theirs, ours, [pre]))
     assert (theirs.metadata[pre][1], ours.metadata[pre][1]) == ("qwen2", "qwen35")
-
-
-@pytest.mark.thorough
-def test_the_test_vocabulary_splits_as_upstreams_test_vectors(full_vocabulary: Path) -> None:
-    """The tokenizer.json of these tests is faithful: it gives the ids upstream expects.
-
-    But for accents typed as combining marks: the tokenizer composes them (NFC), llama.cpp and
-    its vectors do not.
-    """
-    from tokenizers import Tokenizer  # noqa: PLC0415
-
-    tokenizer = Tokenizer.from_file(str(full_vocabulary / "tokenizer.json"))
-    source = llama_cpp_source()
-    texts = (source / f"{VOCABULARY}.inp").read_text(encoding="utf-8")
-    lines = (source / f"{VOCABULARY}.out").read_text(encoding="utf-8").splitlines()
-    cases = list(zip(texts.split("\n__ggml_vocab_test__\n"), lines, strict=False))
-    assert len(cases) == 50
-    for text, line in cases:
-        if "\N{COMBINING ACUTE ACCENT}" in text or "\N{COMBINING GRAVE ACCENT}" in text:
-            continue
-        assert tokenizer.encode(text).ids == [int(token) for token in line.split()], text
