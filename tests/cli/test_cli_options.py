@@ -26,12 +26,9 @@ USAGE, BROKEN_PIPE = 2, 141
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(models: Models) -> Path:
     """The demo's GGUF, never written to."""
-    path = tmp_path_factory.mktemp("demo") / "demo.gguf"
-    demo = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
-    assert invoke("convert", demo, "-o", path, "--mtp-f16", "--fastmtp").exit_code == 0
-    return path
+    return models.convert("demo", "--mtp-f16", "--fastmtp")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from mtp_gguf.cli import app
 from mtp_gguf.native.runtime import llama_cpp
-from support.commands import check_refusal
+from support.commands import check_refusal, invoke, succeed
+from support.models import DEMO, Models
 
-DEMO = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
 PROMPTS = (
     "def is_prime(n):\n",
     "import os\nimport sys\n\nclass Reader:\n    def __init__(self, path):\n",
@@ -22,19 +20,6 @@ PROMPTS = (
 GREEDY_TOKENS = 64
 # Logits this close (in nats) may change places when activations are rounded to BF16.
 NEAR_TIE = 0.05
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Our conversions of the demo model by base type."""
-    folder = tmp_path_factory.mktemp("demo")
-    made = {}
-    for quant in ("F32", "BF16"):
-        made[quant] = folder / f"{quant}.gguf"
-        arguments = ["convert", str(DEMO), "-o", str(made[quant]), "--quant", quant]
-        result = CliRunner().invoke(app, [*arguments, "--mtp-type", quant])
-        assert result.exit_code == 0, result.output
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +43,17 @@ def greedy_llama(path: Path, prompt: str) -> list[int]:
 
 def test_demo_command_shows_the_whole_way(tmp_path: Path) -> None:
     kept = tmp_path / "kept.gguf"
-    result = CliRunner().invoke(app, ["demo", "-o", str(kept), "-n", "32"])
-    assert result.exit_code == 0, result.output
-    assert "can draft: MTP head in block" in result.output
-    assert "FastMTP" in result.output
-    text = result.output.split("--stats\n", 1)[1]
+    shown = succeed("demo", "-o", kept, "-n", "32")
+    assert "can draft: MTP head in block" in shown
+    assert "FastMTP" in shown
+    text = shown.split("--stats\n", 1)[1]
     assert text.startswith("    ")
     assert "accepted by position" in text
     assert kept.is_file()
-    again = CliRunner().invoke(app, ["demo", "-o", str(kept)])
+    again = invoke("demo", "-o", kept)
     assert again.exit_code == 1
     assert "--overwrite" in again.output
-    folder = CliRunner().invoke(app, ["demo", str(tmp_path)])
+    folder = invoke("demo", tmp_path)
     check_refusal(folder.exit_code, folder.stderr, "-o FILE.gguf keeps the model", code=2)
 
 
@@ -77,11 +61,9 @@ def test_demo_command_shows_the_whole_way(tmp_path: Path) -> None:
 @pytest.mark.upstream
 @pytest.mark.parametrize("quant", ["F32", "BF16"])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["function", "class", "chat"])
-def test_greedy_text_equals_transformers(
-    prompt: str, quant: str, files: dict[str, Path], hf: Any
-) -> None:
+def test_greedy_text_equals_transformers(prompt: str, quant: str, models: Models, hf: Any) -> None:
     torch: Any = pytest.importorskip("torch")
-    sequence = greedy_llama(files[quant], prompt)
+    sequence = greedy_llama(models.gguf("demo", quant, quant), prompt)
     start = len(sequence) - GREEDY_TOKENS
     with torch.no_grad():
         wanted = hf.generate(

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from mtp_gguf.cli import generate
 from mtp_gguf.cli.drafting_model import drafting_model
 from mtp_gguf.cli.stop_strings import StopStrings
-from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from support.commands import MAIN, check_refusal, invoke, spawn
 from support.models import Models
 from support.terminals import on_a_terminal
@@ -219,18 +218,17 @@ def write_adapter(path: Path, scale: float) -> Path:
     name, rank, inner = "blk.0.ffn_down.weight", 4, 768
     rng = np.random.default_rng(0)
     a = rng.standard_normal((rank, inner)).astype(np.float32)
-    b = scale * rng.standard_normal((WIDTH, rank)).astype(np.float32)
-    texts = {"general.architecture": "qwen35", "general.type": "adapter", "adapter.type": "lora"}
-    keys = {key: Value(ValueType.STRING, text) for key, text in texts.items()}
-    keys["adapter.lora.alpha"] = Value(ValueType.F32, float(rank))
-    f32 = BY_NAME["F32"]
-    tensors = {f"{name}.lora_a": a, f"{name}.lora_b": b}
-    layout = lay_out(keys, [TensorSpec(n, t.shape[::-1], f32) for n, t in tensors.items()])
-    data = bytearray(layout.size)
-    data[: len(layout.header)] = layout.header
-    for offset, tensor in zip(layout.offsets, tensors.values(), strict=True):
-        data[offset : offset + tensor.nbytes] = tensor.tobytes()
-    path.write_bytes(data)
+    b = np.float32(scale) * rng.standard_normal((WIDTH, rank)).astype(np.float32)
+    writer = GGUFWriter(path, "qwen35")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    writer.add_tensor(f"{name}.lora_a", a)
+    writer.add_tensor(f"{name}.lora_b", b)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
 
 

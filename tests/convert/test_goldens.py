@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from mtp_gguf.cli import app
 from support.checkpoints import SPECS, Spec
+from support.commands import succeed
 from support.models import Models
 from support.upstream.compare import metadata_differences, tensor_differences
 from support.upstream.describe import Tensor, describe
@@ -58,12 +57,6 @@ def allowed_keys(spec: Spec) -> dict[str, list[Any]]:
     return {INTERVAL.format(arch=spec.architecture): ["UINT32", spec.interval]}
 
 
-def convert(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["convert", *arguments])
-    if result.exit_code:
-        raise AssertionError(f"exit code {result.exit_code}\n{result.output}") from result.exception
-
-
 @pytest.mark.sample(15)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_tensors_and_metadata_equal_upstreams(
@@ -74,7 +67,7 @@ def test_tensors_and_metadata_equal_upstreams(
     if variant.imatrix:
         write_imatrix(imatrix, spec)
     out = tmp_path / "out.gguf"
-    convert([str(models.checkpoint(spec)), "-o", str(out), *variant.our_arguments(imatrix)])
+    succeed("convert", models.checkpoint(spec), "-o", out, *variant.our_arguments(imatrix))
     want, have = expected(spec, variant), describe(out)
     found = [
         *tensor_differences(want.tensors, have.tensors),

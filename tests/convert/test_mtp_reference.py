@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from mtp_gguf.cli import app
-from support.checkpoints import SPECS, Spec, write_checkpoint
+from support.checkpoints import SPECS, Spec
+from support.models import Models
 from support.reference_model import ReferenceModel
 from support.upstream.convert_upstream import convert
 from support.upstream.llama_mtp import LlamaMtp
@@ -29,7 +27,6 @@ PROMPT = TOKENS[:-1]
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra")
 
-Folder = Callable[[Spec], Path]
 FOR_LLAMA_CPP = [
     SPECS[name]
     for name in (
@@ -37,17 +34,6 @@ FOR_LLAMA_CPP = [
         *("next-unfused", "next-fp8"),
     )
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    root = tmp_path_factory.mktemp("reference")
-
-    def get(spec: Spec) -> Path:
-        path = root / spec.name
-        return path if path.is_dir() else write_checkpoint(path, spec)
-
-    return get
 
 
 def largest_difference(a: Any, b: Any) -> float:
@@ -85,10 +71,10 @@ def load_hf(path: Path, spec: Spec) -> Any:
 @pytest.mark.parametrize(
     "spec", [s for s in SPECS.values() if not s.fp8 and not s.layout and s.rope != "yarn"], ids=str
 )
-def test_trunk_and_head_equal_transformers(spec: Spec, folder: Folder) -> None:
-    hf = load_hf(folder(spec), spec)
+def test_trunk_and_head_equal_transformers(spec: Spec, models: Models) -> None:
+    hf = load_hf(models.checkpoint(spec), spec)
     torch: Any = pytest.importorskip("torch")
-    model = ReferenceModel(folder(spec))
+    model = models.reference(spec)
     logits, h = model.trunk(TOKENS)
     with torch.no_grad():
         want = hf(torch.tensor([TOKENS])).logits[0].numpy()
@@ -127,19 +113,15 @@ def assert_equal_to_llama_cpp(model: ReferenceModel, gguf: Path, tolerance: floa
 @pytest.mark.upstream
 @needs_torch
 @pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=str)
-def test_equal_to_llama_cpp_on_upstreams_file(spec: Spec, folder: Folder, tmp_path: Path) -> None:
-    gguf = convert(folder(spec), tmp_path / "f32.gguf", "f32")
+def test_equal_to_llama_cpp_on_upstreams_file(spec: Spec, models: Models, tmp_path: Path) -> None:
+    gguf = convert(models.checkpoint(spec), tmp_path / "f32.gguf", "f32")
     tolerance = F16_NORM_TOLERANCE if spec.dtype == "F16" else F32_TOLERANCE
-    assert_equal_to_llama_cpp(ReferenceModel(folder(spec)), gguf, tolerance)
+    assert_equal_to_llama_cpp(models.reference(spec), gguf, tolerance)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("spec", FOR_LLAMA_CPP, ids=str)
-def test_equal_to_llama_cpp_on_our_file(spec: Spec, folder: Folder, tmp_path: Path) -> None:
-    gguf = tmp_path / "f32.gguf"
-    arguments = ["convert", str(folder(spec)), "-o", str(gguf)]
-    arguments += ["--quant", "F32", "--mtp-type", "F32"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+def test_equal_to_llama_cpp_on_our_file(spec: Spec, models: Models) -> None:
+    gguf = models.gguf(spec)
     tolerance = F16_NORM_TOLERANCE if spec.dtype == "F16" else F32_TOLERANCE
-    assert_equal_to_llama_cpp(ReferenceModel(folder(spec)), gguf, tolerance)
+    assert_equal_to_llama_cpp(models.reference(spec), gguf, tolerance)

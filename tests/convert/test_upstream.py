@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from gguf import GGUFReader
-from typer.testing import CliRunner
 
-from mtp_gguf.cli import app
 from support.checkpoints import SPECS, Spec, tokenizer_json, write_checkpoint, write_tokenizer
+from support.commands import succeed
 from support.upstream.compare import (
     differences,
     metadata_differences,
@@ -110,10 +109,7 @@ def test_tokenizer_section_equals_the_unpatched_converters(
     """
     theirs = describe(convert(full_vocabulary, tmp_path / "theirs.gguf", "f16", pre=None))
     out = tmp_path / "ours.gguf"
-    result = CliRunner().invoke(
-        app, ["convert", str(full_vocabulary), "-o", str(out), "--quant", "F16", "--mtp-f16"]
-    )
-    assert result.exit_code == 0, result.output
+    succeed("convert", full_vocabulary, "-o", out, "--quant", "F16", "--mtp-f16")
     ours = describe(out)
     assert ours.metadata["tokenizer.ggml.tokens"][1] == 151936
     assert ours.metadata["tokenizer.ggml.merges"][1] == 151387
