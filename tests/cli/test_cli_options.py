@@ -18,7 +18,16 @@ import typer
 from mtp_gguf.cli.demo import PROMPT, shell_word
 from mtp_gguf.cli.options import parse_bytes
 from support.checkpoints import TINY
-from support.commands import MAIN, all_commands, check_refusal, invoke, refused, spawn, succeed
+from support.commands import (
+    MAIN,
+    all_commands,
+    check_refusal,
+    invoke,
+    refused,
+    run_python,
+    spawn,
+    succeed,
+)
 from support.models import Models
 from support.terminals import on_a_terminal
 
@@ -519,14 +528,7 @@ class TestCompletion:
             "COMP_WORDS": line,
             "COMP_CWORD": str(len(words) - 1),
         }
-        done = subprocess.run(
-            [sys.executable, "-c", MAIN],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert offered in done.stdout.split(), done.stderr
+        assert offered in run_python(MAIN, env=environment).split()
 
 
 class TestDemo:
