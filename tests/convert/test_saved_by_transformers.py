@@ -302,7 +302,7 @@ TOKENIZERS: dict[str, Both] = {
 EVERYDAY_TOKENIZERS = ("first", "looks-special")
 THOROUGH_TOKENIZERS = (
     *("sentencepiece", "special", "no-step", "no-step-adds", "bytes-win", "first-known"),
-    *("bytes-first", "first-bytes", "last"),
+    *("bytes-first", "first-bytes", "last", "last-other"),
 )
 
 
