@@ -1,13 +1,15 @@
-"""The bottleneck analysis, on figures with an obvious answer."""
+"""The bottleneck analysis, and coverage, on figures with an obvious answer."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from mtp_gguf.bench.analysis import analyze, contradictions
-from mtp_gguf.bench.result import TextResult
+from mtp_gguf.bench.coverage import coverage
+from mtp_gguf.bench.result import Analysis, TextResult
 from mtp_gguf.bench.stats import Stats, summarize
 
 
@@ -30,7 +32,14 @@ def text(depth: int | str, tok_s: float, draft: float, verify: float, tokens: fl
     )
 
 
+AUTO = "depth auto, the default,"
 PLAIN = text(0, 50.0, 0, 20, 1)
+
+
+def analyzed(*texts: TextResult, **how: bool) -> Analysis:
+    found = analyze([*texts], **how)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -42,8 +51,7 @@ PLAIN = text(0, 50.0, 0, 20, 1)
     ],
 )
 def test_names_the_bottleneck(drafting: TextResult, words: str) -> None:
-    analysis = analyze([PLAIN, drafting])
-    assert analysis is not None
+    analysis = analyzed(PLAIN, drafting)
     assert analysis.best == 0
     assert analysis.best_drafting == 2
     assert analysis.sentence.startswith("drafting loses here: depth 2 runs at 0.9")
@@ -54,8 +62,7 @@ def test_names_the_bottleneck(drafting: TextResult, words: str) -> None:
 def test_speedup_without_each_cost() -> None:
     """A cycle of 30 ms: 4 of drafts, 25 of verification, 1 of the rest; 2.4 tokens of 3."""
     best = replace(text(2, 80.0, 4, 25, 2.4), rest_ms=0.6, rollback_ms=0.4)
-    analysis = analyze([PLAIN, best])
-    assert analysis is not None
+    analysis = analyzed(PLAIN, best)
     assert analysis.speedups == {
         "verification": pytest.approx(30 / (30 - 25 + 20)),
         "drafting": pytest.approx(30 / 26),
@@ -66,15 +73,13 @@ def test_speedup_without_each_cost() -> None:
 def test_faster_kernels_are_suggested_on_stock_ones() -> None:
     slow = text(2, 45.0, 4, 50, 2.4)
     for stock_kernels in (False, True):
-        analysis = analyze([PLAIN, slow], stock_kernels=stock_kernels)
-        assert analysis is not None
+        analysis = analyzed(PLAIN, slow, stock_kernels=stock_kernels)
         assert ("patched libraries" in analysis.sentence) is stock_kernels
 
 
 def test_limit_and_share() -> None:
     slow, fast = text(1, 60.0, 2, 27, 1.8), text(2, 80.0, 4, 24, 2.4)
-    analysis = analyze([PLAIN, slow, fast, text("auto", 99.0, 1, 1, 1)])
-    assert analysis is not None
+    analysis = analyzed(PLAIN, slow, fast, text("auto", 99.0, 1, 1, 1))
     assert analysis.best == analysis.best_drafting == 2
     assert analysis.gain == pytest.approx(1.6)
     assert analysis.limit_tok_s == pytest.approx(100.0)
@@ -84,8 +89,7 @@ def test_limit_and_share() -> None:
 
 
 def test_a_gain_within_the_noise_is_none() -> None:
-    analysis = analyze([PLAIN, text(1, 51.0, 2, 30, 1.8)])
-    assert analysis is not None
+    analysis = analyzed(PLAIN, text(1, 51.0, 2, 30, 1.8))
     assert analysis.best == 0
     assert analysis.sentence.startswith("drafting gains less than 3% here; ")
 
@@ -93,15 +97,9 @@ def test_a_gain_within_the_noise_is_none() -> None:
 @pytest.mark.parametrize(
     ("fixed", "auto", "said"),
     [
-        (
-            51.0,
-            90.0,
-            "depth auto, the default, is 1.80 times as fast as no drafting (depth 1, the ",
-        ),
-        (
-            45.0,
-            90.0,
-            "depth auto, the default, is 1.80 times as fast as no drafting (depth 1, the ",
+        *(
+            (fixed, 90.0, f"{AUTO} is 1.80 times as fast as no drafting (")
+            for fixed in (51.0, 45.0)
         ),
         (51.0, 50.5, "drafting gains less than 3% here (depth auto, the default: 1.01 times); "),
         (45.0, 50.5, "drafting gains less than 3% here (depth auto, the default: 1.01 times); "),
@@ -111,16 +109,14 @@ def test_a_gain_within_the_noise_is_none() -> None:
 def test_fixed_depths_and_auto_do_not_contradict_each_other(
     fixed: float, auto: float, said: str
 ) -> None:
-    analysis = analyze([PLAIN, text(1, fixed, 2, 30, 1.8), text("auto", auto, 2, 30, 1.8)])
-    assert analysis is not None
+    analysis = analyzed(PLAIN, text(1, fixed, 2, 30, 1.8), text("auto", auto, 2, 30, 1.8))
     assert analysis.sentence.startswith(said)
 
 
 def test_a_batch_that_was_faster_than_a_token_makes_nothing_slower() -> None:
     """Other programs had the processors while single tokens were measured."""
     quick = text(3, 200.0, 1, 8, 3.2)
-    analysis = analyze([PLAIN, quick])
-    assert analysis is not None
+    analysis = analyzed(PLAIN, quick)
     assert analysis.speedups["verification"] == 1
     [found] = contradictions([PLAIN, quick])
     assert found == "a batch of 4 tokens took 0.40 times as long as one token, and cannot take less"
@@ -153,3 +149,12 @@ def test_stats() -> None:
     assert summarize([3.0]) == Stats(3.0, 3.0, 3.0, 1)
     assert summarize([5.0, 1.0, 3.0]) == Stats(3.0, 1.0, 5.0, 3)
     assert summarize([9.0, 1.0, 2.0, 3.0, 4.0, 0.0, 5.0, 6.0]) == Stats(3.5, 2.0, 5.0, 8)
+
+
+def test_coverage_counts_each_generated_token_once() -> None:
+    generated = Counter({5: 4, 7: 3, 9: 2, 1: 1})
+    assert coverage([7, 8, 5, 2, 9], generated) == {1: 0.3, 2: 0.3, 5: 0.9}
+
+
+def test_coverage_where_nothing_was_generated() -> None:
+    assert coverage([7], Counter()) == {1: 0.0}

@@ -10,17 +10,8 @@ import pytest
 
 from mtp_gguf.native.depth import DepthChooser, Outcome, keep_batch, plan_batch
 from mtp_gguf.native.errors import NativeError
-from support.depth_scenarios import CURVES, SHARING, best_together, together
-from support.depth_simulator import (
-    MAX_DEPTH,
-    Curve,
-    Noise,
-    line,
-    play,
-    quiet,
-    rate,
-    rough,
-)
+from support.depth_scenarios import CURVES, SHARING, best_together, runs_of, together
+from support.depth_simulator import MAX_DEPTH, Curve, Noise, line, play, quiet, rate, rough
 
 SEEDS = range(40)
 TOKENS = 512
@@ -45,7 +36,7 @@ def test_as_good_as_the_best_fixed_depth(
     curve: Curve, chance: float, noise: Callable[[], Noise], bar: float
 ) -> None:
     """From the first token on: what finding out costs is counted."""
-    runs = [list(play(curve, lambda _: chance, seed, TOKENS, noise=noise)) for seed in SEEDS]
+    runs = runs_of(curve, lambda _: chance, len(SEEDS), TOKENS, noise=noise)
     assert mean(map(rate, runs)) / curve.best(chance) > bar
 
 
@@ -74,9 +65,7 @@ def test_a_head_that_is_never_right_costs_nothing_once_that_is_known(curve: Curv
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
 def test_follows_a_switch_and_back(curve: Curve) -> None:
     """Acceptance 90 %, 10 %, 90 %, 300 tokens each: 50 tokens after a switch it is as before."""
-    runs = [
-        list(play(curve, lambda at: 0.1 if 300 <= at < 600 else 0.9, seed, 900)) for seed in SEEDS
-    ]
+    runs = runs_of(curve, lambda at: 0.1 if 300 <= at < 600 else 0.9, len(SEEDS), 900)
     for part, now in ((1, 0.1), (2, 0.9)):
         begin, end = 300 * part + AFTER_A_SWITCH, 300 * (part + 1)
         counted = [[cycle for cycle in run if begin <= cycle.at < end] for run in runs]
@@ -256,7 +245,7 @@ GPU_CURVES = {
 @pytest.mark.parametrize("chance", [0.0, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("curve", GPU_CURVES.values(), ids=GPU_CURVES)
 def test_the_best_depth_of_a_gpu_is_found(curve: Curve, chance: float) -> None:
-    runs = [list(play(curve, lambda _: chance, seed, 512)) for seed in range(4)]
+    runs = runs_of(curve, lambda _: chance, 4, 512)
     assert mean(rate(run[60:]) for run in runs) / curve.best(chance) > GPU_REACHED
 
 
@@ -269,9 +258,7 @@ def test_first_uses_that_take_long_are_forgotten(
     curve: Curve, chance: float, first_use: float
 ) -> None:
     """A graph is built for each size, and a GPU's driver may compile for it."""
-    runs = [
-        list(play(curve, lambda _: chance, seed, 400, first_use=first_use)) for seed in range(4)
-    ]
+    runs = runs_of(curve, lambda _: chance, 4, 400, first_use=first_use)
     assert mean(rate(run[60:]) for run in runs) / curve.best(chance) > GPU_REACHED
 
 
@@ -290,6 +277,22 @@ def test_first_uses_that_take_long_are_forgotten(
         (lambda c: c.set_costs([1.0, -1.0], []), "expected 0 or more milliseconds, found -1"),
         (lambda c: c.set_costs([1.0] * 18, []), "n_verify: expected 0 to 17, found 18"),
         (lambda c: c.set_costs([], [1.0] * 17), "n_draft: expected 0 to 16, found 17"),
+        (
+            lambda c: plan_batch([c, DepthChooser(MAX_DEPTH)], [1, 1]),
+            "made with mtp_depth_new_beside",
+        ),
+        (lambda c: plan_batch([], []), "n: expected 1 to 64, found 0"),
+        (lambda c: plan_batch([c], [17]), "room: expected 0 to 16, found 17"),
+        (lambda c: keep_batch([c], [[0.5]], others=-1), "others: expected 0 to 1088, found -1"),
+        (lambda c: keep_batch([c], [[0.5] * 7]), "n_drafted: expected 0 to 6, found 7"),
+        (lambda c: c.report_draft(1, 7, 1.0), "n_tokens: expected 1 to 6, found 7"),
+        (lambda c: c.report_draft(0, 1, 1.0), "n_sequences: expected 1 to 64, found 0"),
+        (lambda c: c.share(0), "n_sequences: expected 1 to 64"),
+        (lambda c: c.share(65), "n_sequences: expected 1 to 64"),
+        (lambda c: c.report_batch(0, 1.0), "n_tokens: expected 1 to 1088"),
+        (lambda c: c.report_batch(64 * 17 + 1, 1.0), "n_tokens: expected 1 to 1088"),
+        (lambda c: c.report_batch(1, -1.0), "milliseconds"),
+        (lambda c: c.report_batch(1, float("nan")), "milliseconds"),
     ],
 )
 def test_invalid_arguments_are_refused(
@@ -332,17 +335,8 @@ def test_sequences_of_a_batch_verify_the_same_number_of_drafts() -> None:
     for _ in range(40):
         good.report(Outcome([0.9] * 4, 4, 4))
         bad.report(Outcome([0.9], 1, 0))
-    for rows, ms in (
-        (1, 19),
-        (2, 20),
-        (3, 21),
-        (4, 22),
-        (6, 23),
-        (8, 24),
-        (10, 25),
-        (12, 60),
-        (14, 64),
-    ):
+    costs = {1: 19, 2: 20, 3: 21, 4: 22, 6: 23, 8: 24, 10: 25, 12: 60, 14: 64}
+    for rows, ms in costs.items():
         for _ in range(10):
             good.report_batch(rows, ms)
     for depth in range(1, MAX_DEPTH + 1):
@@ -380,37 +374,6 @@ def test_one_sequence_is_planned_as_by_itself() -> None:
         )
         for chooser in (one, batch):
             chooser.report(outcome)
-
-
-def test_a_batch_of_choosers_is_checked() -> None:
-    one, stranger = DepthChooser(MAX_DEPTH), DepthChooser(MAX_DEPTH)
-    with pytest.raises(NativeError, match="expected choosers made with mtp_depth_new_beside"):
-        plan_batch([one, stranger], [1, 1])
-    with pytest.raises(NativeError, match="n: expected 1 to 64, found 0"):
-        plan_batch([], [])
-    with pytest.raises(NativeError, match="room: expected 0 to 16, found 17"):
-        plan_batch([one], [17])
-    with pytest.raises(NativeError, match="others: expected 0 to 1088, found -1"):
-        keep_batch([one], [[0.5]], others=-1)
-    with pytest.raises(NativeError, match="n_drafted: expected 0 to 6, found 7"):
-        keep_batch([one], [[0.5] * 7])
-    with pytest.raises(NativeError, match="n_tokens: expected 1 to 6, found 7"):
-        one.report_draft(1, 7, 1.0)
-    with pytest.raises(NativeError, match="n_sequences: expected 1 to 64, found 0"):
-        one.report_draft(0, 1, 1.0)
-
-
-def test_numbers_of_a_batch_are_checked() -> None:
-    chooser = DepthChooser(MAX_DEPTH)
-    for n in (0, 65):
-        with pytest.raises(NativeError, match="n_sequences: expected 1 to 64"):
-            chooser.share(n)
-    for n in (0, 64 * 17 + 1):
-        with pytest.raises(NativeError, match="n_tokens: expected 1 to 1088"):
-            chooser.report_batch(n, 1.0)
-    for ms in (-1.0, float("nan")):
-        with pytest.raises(NativeError, match="milliseconds"):
-            chooser.report_batch(1, ms)
 
 
 def test_a_stated_acceptance_decides_until_outcomes_do() -> None:

@@ -65,20 +65,20 @@ def test_follows_within_fifty_tokens(curve: Curve) -> None:
         assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_CHANGE
 
 
+@pytest.mark.parametrize(
+    ("chances", "tokens", "seeds", "bar"),
+    [
+        ((0.9, 0.1, 0.9), 1000, SEEDS[:10], IN_A_LONG_STRETCH),
+        ((0.6, 0.2, 0.6), 400, SEEDS[:20], AROUND_A_CHANGE),
+    ],
+    ids=["long stretches", "smaller changes"],
+)
 @pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
-def test_long_stretches(curve: Curve) -> None:
-    chances = (0.9, 0.1, 0.9)
-    parts = stretches(curve, chances, 1000, SEEDS[:10])
-    for chance, runs in zip(chances, parts, strict=True):
-        assert mean(map(rate, runs)) / curve.best(chance) > IN_A_LONG_STRETCH
-
-
-@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
-def test_smaller_changes_of_acceptance(curve: Curve) -> None:
-    chances = (0.6, 0.2, 0.6)
-    parts = stretches(curve, chances, 400, SEEDS[:20])
-    for chance, runs in zip(chances, parts, strict=True):
-        assert mean(map(rate, runs)) / curve.best(chance) > AROUND_A_CHANGE
+def test_changes(
+    curve: Curve, chances: tuple[float, ...], tokens: int, seeds: range, bar: float
+) -> None:
+    for chance, runs in zip(chances, stretches(curve, chances, tokens, seeds), strict=True):
+        assert mean(map(rate, runs)) / curve.best(chance) > bar
 
 
 @pytest.mark.parametrize("chance", [bursts, drift])

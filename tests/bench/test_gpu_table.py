@@ -132,7 +132,7 @@ def test_the_table(tmp_path: Path, backend: str) -> None:
     both = [[quant, f"{n}"] for quant in ("Q4_K_M", "F16") for n in range(1, 17)]
     assert [row.split(" | ")[:2] for row in batches] == both
     assert [row.split(" | ")[0] for row in depths[:4]] == [
-        *("plain", "ours, depth 2", "ours, depth auto", "plain"),
+        *("plain", "ours, depth 2", "ours, depth auto", "plain")
     ]
     # Four sequences take as many graphs as one.
     launches = [row.split(" | ")[1 if backend == "vulkan" else 5] for row in (calls[0], calls[-1])]

@@ -12,6 +12,7 @@ import pytest
 from mtp_gguf.bench import tune as tuning
 from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.bench.options import BenchOptions
+from mtp_gguf.bench.prompts import SETS
 from mtp_gguf.bench.report.page import render_report
 from mtp_gguf.bench.run import Watcher, run_bench
 from mtp_gguf.bench.search import Space
@@ -19,17 +20,12 @@ from mtp_gguf.bench.tune import TuneOptions, tune
 from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.machine import system
-from mtp_gguf.gguf_tools.profile import (
-    AUTO_MAX_DEPTH,
-    LOOKUP_TOKENS,
-    profile_path,
-    read_profiles,
-)
+from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH, LOOKUP_TOKENS, profile_path, read_profiles
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.libraries.kernel_share import KernelShare
 from mtp_gguf.native.libraries.replay import replays
 from support.carried_models import write_model
-from support.commands import invoke
+from support.commands import invoke, succeed
 from support.models import Models
 
 TOKENS = 40
@@ -114,9 +110,6 @@ def test_special_tokens_have_their_names(models: Models) -> None:
 
 def _first_token(dial: Any, path: Path) -> int:
     """What follows the first prompt of `code`: the cycle's, after the prompt's last token."""
-    from mtp_gguf.bench.model import BenchModel  # noqa: PLC0415
-    from mtp_gguf.bench.prompts import SETS  # noqa: PLC0415
-
     with BenchModel(path, n_ctx=256, threads=1) as model:
         last = model.tokenize(SETS["code"][0])[-1]
     successor: int = dial.successors("tiny")[last]
@@ -264,8 +257,7 @@ def test_a_model_without_a_head(dial: Any, tmp_path: Path, architecture: str) ->
     if architecture == "qwen2":
         write_model(path, architecture)
     else:
-        done = invoke("strip", dial("tiny", hit=0.9), "-o", path)
-        assert done.exit_code == 0, done.output
+        succeed("strip", dial("tiny", hit=0.9), "-o", path)
     command = ["bench", path, "--prompts", "code,edit", "-n", "6", "--rounds", "1", "-t", "1"]
     done = invoke(*command, "--no-server", "-o", out)
     assert done.exit_code == 0, done.output

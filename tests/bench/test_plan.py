@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from mtp_gguf.bench.estimate import Estimate, probe
 from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.bench.options import BenchOptions
 from mtp_gguf.bench.plan import FULL, Amount, Task, make_plan
 from mtp_gguf.bench.tasks import make_tasks
+from mtp_gguf.cli.options import parse_budget
 from mtp_gguf.native.session import Session
 from mtp_gguf.server.find import LlamaServer
 
@@ -150,3 +152,23 @@ def test_tasks_are_ordered_by_importance() -> None:
     assert not {("depth", 4), ("depth", "auto"), ("size", 1000), ("prefill",)} & needed
     asked = make_tasks(options(depths_asked=True, sizes_asked=True), ESTIMATE, prompts, 10**9)
     assert {("depth", 6), ("size", -1)} < {w.key for w in asked if w.needed}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(None, 300), ("90", 90), ("90s", 90), ("1.5m", 90), (" 5 M ", 300), ("2h", 7200)],
+)
+def test_budgets(text: str | None, seconds: float) -> None:
+    assert parse_budget(text, full=False) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0m", "-1m", "1d", "m", "1e3", "169h", "٣m"])
+def test_invalid_budgets_are_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="expected a time such as"):
+        parse_budget(text, full=False)
+
+
+def test_everything_has_no_budget() -> None:
+    assert parse_budget(None, full=True) is None
+    with pytest.raises(typer.BadParameter, match="contradict"):
+        parse_budget("5m", full=True)

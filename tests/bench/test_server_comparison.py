@@ -90,10 +90,7 @@ def test_rounds_alternate(dial: Any, server: LlamaServer, events: list[str]) -> 
 
 @pytest.mark.thorough
 def test_alone_where_two_do_not_fit(
-    dial: Any,
-    server: LlamaServer,
-    events: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    dial: Any, server: LlamaServer, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_comparison, "free_memory", lambda: 900_000)
     result = run_bench(dial("tiny", hit=0.7), options(server))

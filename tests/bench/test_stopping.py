@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,16 @@ def options(**changes: Any) -> BenchOptions:
     return BenchOptions(**{**small, "threads": 1, **changes})
 
 
+def interrupt(when: Callable[[str], bool]) -> Callable[[float, str], None]:
+    """Ctrl-C in the part whose text is named so."""
+
+    def progress(_share: float, text: str) -> None:
+        if when(text):
+            raise KeyboardInterrupt
+
+    return progress
+
+
 def states(result: BenchResult) -> dict[str, str]:
     return {part.what.partition(":")[0]: part.state for part in result.plan}
 
@@ -62,12 +73,9 @@ def test_every_part_is_saved_and_makes_a_page(dial: Any) -> None:
 @pytest.mark.parametrize("at", ["texts", "a prompt of 512"])
 def test_interrupted(dial: Any, at: str) -> None:
     """Ctrl-C in a part: its finished rounds and the parts before it are the result."""
-
-    def progress(_share: float, text: str) -> None:
-        if text == at or (at == "texts" and text == "texts, round 2 of 2"):
-            raise KeyboardInterrupt
-
-    result = run_bench(dial("tiny", hit=0.9), options(), Watcher(progress))
+    parts = (at, "texts, round 2 of 2") if at == "texts" else (at,)
+    watcher = Watcher(interrupt(lambda text: text in parts))
+    result = run_bench(dial("tiny", hit=0.9), options(), watcher)
     assert result.state == "stopped"
     found = states(result)
     assert found["costs of a cycle"] == "done"
@@ -86,22 +94,16 @@ def test_interrupted(dial: Any, at: str) -> None:
 
 
 def test_interrupted_between_rounds(dial: Any) -> None:
-    def progress(_share: float, text: str) -> None:
-        if text == "texts, round 2 of 2":
-            raise KeyboardInterrupt
-
-    result = run_bench(dial("tiny", hit=0.9), options(), Watcher(progress))
+    watcher = Watcher(interrupt(lambda text: text == "texts, round 2 of 2"))
+    result = run_bench(dial("tiny", hit=0.9), options(), watcher)
     assert states(result)["texts"] == "fewer rounds"
     assert {t.depth: t.tok_s.n for t in result.texts} == {0: 1, 1: 1}
 
 
 def test_before_anything_is_measured_there_is_no_result(dial: Any) -> None:
-    def progress(_share: float, text: str) -> None:
-        if text == "estimating the duration":
-            raise KeyboardInterrupt
-
+    watcher = Watcher(interrupt(lambda text: text == "estimating the duration"))
     with pytest.raises(KeyboardInterrupt):
-        run_bench(dial("tiny", hit=0.9), options(), Watcher(progress))
+        run_bench(dial("tiny", hit=0.9), options(), watcher)
 
 
 def test_out_of_time(dial: Any) -> None:
@@ -177,23 +179,13 @@ def test_tune_interrupted(dial: Any) -> None:
     """After the depths: what was found, and no profile."""
     path = dial("tiny", hit=0.9)
     space = Space((1, 2), rollbacks=("snapshot", "host"))
-
-    def progress(_share: float, text: str) -> None:
-        if "host" in text:
-            raise KeyboardInterrupt
-
     small = TuneOptions(space, None, ["code"], tokens=8, rounds=1, threads=1)
-    tuned = tune(path, small, progress)
+    tuned = tune(path, small, interrupt(lambda text: "host" in text))
     assert tuned.profile is None
     assert {c.settings.depth for c in tuned.search.tried} == {0, 1, 2}
     assert not profile_path(path).exists()
-
-    def at_once(_share: float, text: str) -> None:
-        if text == "depth 1":
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        tune(path, small, at_once)
+        tune(path, small, interrupt(lambda text: text == "depth 1"))
 
 
 def test_tune_looks_for_a_place_before_it_measures(

@@ -369,8 +369,7 @@ THINKING = (
 
 def with_template(folder: Path, template: str | None) -> Path:
     """The demo model with another chat template."""
-    checkpoint = folder / "checkpoint"
-    shutil.copytree(DEMO, checkpoint)
+    checkpoint = shutil.copytree(DEMO, folder / "checkpoint")
     (checkpoint / "chat_template.jinja").unlink()
     file = checkpoint / "tokenizer_config.json"
     config = json.loads(file.read_text("utf-8"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -15,15 +14,11 @@ import pytest
 
 from mtp_gguf.cli import progress
 from mtp_gguf.gguf_tools.machine.text import printable
-from support.checkpoint_edits import edit_tensors, write_repeating
-from support.checkpoints import SMALL, TINY, Spec
+from support.checkpoint_edits import edit_tensors
+from support.checkpoints import SMALL, TINY
 from support.commands import all_commands, invoke, spawn
 from support.conversions import refused
 from support.models import Models
-
-if not hasattr(os, "openpty"):
-    pytest.skip("needs a pseudo-terminal", allow_module_level=True)
-
 
 COMMANDS = all_commands()
 
@@ -74,11 +69,6 @@ class TestHelp:
 
 
 class TestUsage:
-    def test_unknown_command(self) -> None:
-        result = invoke("convrt")
-        assert result.exit_code == 2
-        assert "convrt" in result.stderr
-
     def test_next_command_runs(self, models: Models, tmp_path: Path) -> None:
         """Whatever characters the path has: the summary ends with a line to be pasted."""
         output = tmp_path / "a $(b) 'c' \"d\" é.gguf"
@@ -178,32 +168,3 @@ class TestProgress:
 
     def test_silent_when_short(self, models: Models, tmp_path: Path) -> None:
         assert not invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf").stderr
-
-    @pytest.mark.thorough
-    def test_bar_on_a_terminal(self, tmp_path: Path) -> None:
-        spec = Spec("large", hidden=1024, intermediate=3584)
-        model = write_repeating(tmp_path / "large", spec)
-        master, terminal = os.openpty()
-        arguments = ["convert", model, "-o", tmp_path / "x.gguf", "--threads", "1"]
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-        environment.pop("NO_COLOR", None)
-        with spawn(*arguments, env=environment, stderr=terminal) as process:
-            os.close(terminal)
-            assert process.stdout is not None
-            shown = b""
-            while True:
-                try:
-                    if not (part := os.read(master, 65536)):
-                        break
-                except OSError:  # the other end is closed
-                    break
-                shown += part
-            stdout = process.stdout.read()
-        os.close(master)
-        assert process.returncode == 0
-        text = shown.decode()
-        assert re.search(r"convert .*━", text)
-        assert re.search(r"\d+%", text)
-        assert re.search(r"\d+ [MG]B/s", text)
-        assert re.search(r"0:00:\d\d", text)
-        assert stdout.startswith("base: ")

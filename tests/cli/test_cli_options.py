@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,26 @@ import typer
 from mtp_gguf.cli.demo import PROMPT, shell_word
 from mtp_gguf.cli.options import parse_bytes
 from support.checkpoints import TINY
-from support.commands import MAIN, all_commands, check_refusal, invoke, refused, spawn
+from support.commands import (
+    MAIN,
+    all_commands,
+    check_refusal,
+    invoke,
+    refused,
+    run_python,
+    spawn,
+    succeed,
+)
 from support.models import Models
+from support.terminals import on_a_terminal
 
 USAGE, BROKEN_PIPE = 2, 141
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(models: Models) -> Path:
     """The demo's GGUF, never written to."""
-    path = tmp_path_factory.mktemp("demo") / "demo.gguf"
-    demo = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
-    assert invoke("convert", demo, "-o", path, "--mtp-f16", "--fastmtp").exit_code == 0
-    return path
+    return models.convert("demo", "--mtp-f16", "--fastmtp")
 
 
 @pytest.mark.parametrize(
@@ -84,8 +89,7 @@ class TestSpelling:
         assert first.endswith(".")
 
     def test_earlier_spellings_are_read_and_not_shown(self, models: Models, tmp_path: Path) -> None:
-        made = invoke("convert", models.checkpoint(TINY), "-o", tmp_path / "a.gguf", "--no-mtp")
-        assert made.exit_code == 0
+        succeed("convert", models.checkpoint(TINY), "-o", tmp_path / "a.gguf", "--no-mtp")
         for option in ("--from", "--mtp-from", "--source"):
             options = ("--quant", "F16", "--dry-run", "--json")
             donor = models.checkpoint(TINY)
@@ -175,8 +179,7 @@ class TestLists:
         trunk = tmp_path / "trunk.gguf"
         assert invoke("strip", model, "-o", trunk).exit_code == 0
         arguments = ("--fastmtp-corpus", note, trunk, "--from", model, "--no-check")
-        done = invoke("graft", *arguments, "-o", tmp_path / "whole.gguf")
-        assert done.exit_code == 0, done.output
+        succeed("graft", *arguments, "-o", tmp_path / "whole.gguf")
 
     def test_a_gguf_is_no_corpus(self, model: Path) -> None:
         done = invoke("fastmtp", "add", "--corpus", model)
@@ -381,40 +384,34 @@ class TestEnds:
 
 
 class TestTerminal:
-    def test_a_bar_in_40_columns(self) -> None:
+    @pytest.mark.parametrize("columns", [40, 120])
+    def test_a_bar(self, columns: int) -> None:
         """In one line, and nothing in it is cut off."""
         code = (
             "import time\nfrom mtp_gguf.cli.progress import byte_progress\n"
             "with byte_progress('convert', 10**10) as progress:\n"
-            "    progress(10**9); time.sleep(0.3)\n"
+            "    for _ in range(3): progress(10**9); time.sleep(0.3)\n"
         )
-        ours, theirs = pty.openpty()
-        environment = {**os.environ, "COLUMNS": "40", "TERM": "xterm"}
-        subprocess.run([sys.executable, "-c", code], stderr=theirs, env=environment, check=True)
-        os.close(theirs)
-        shown = os.read(ours, 1 << 16).decode()
-        os.close(ours)
+        environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+        environment.pop("NO_COLOR", None)
+        shown = on_a_terminal([sys.executable, "-c", code], "stderr", env=environment)
         plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown)
-        assert re.search(r"convert +10% +\d+:\d\d:\d\d|convert +10% +-:--:--", plain), plain
+        if columns == 40:
+            assert re.search(r"convert +10% +\d+:\d\d:\d\d|convert +10% +-:--:--", plain), plain
+        else:
+            assert re.search(r"convert .*━.*[1-3]0%.*[MG]B/s .*0:00:\d\d", plain), plain
         assert "…" not in plain
-        assert all(len(line) <= 40 for line in re.split(r"[\r\n]+", plain))
+        assert all(len(line) <= columns for line in re.split(r"[\r\n]+", plain))
 
     @pytest.mark.thorough
     @pytest.mark.sample(1)
     @pytest.mark.parametrize("command", ["tune", "bench"])
     def test_the_plan_is_not_in_the_status_line(self, command: str, model: Path) -> None:
-        ours, theirs = pty.openpty()
         option = "--dry-run" if command == "tune" else "--no-server"
         words = (command, model, "--budget", "1s", "--json", "-t", "1", option)
-        with spawn(*words, stdout=subprocess.DEVNULL, stderr=theirs) as process:
-            os.close(theirs)
-            shown = b""
-            with suppress(OSError):  # the end of a terminal that nobody writes to any more
-                while part := os.read(ours, 1 << 16):
-                    shown += part
-        os.close(ours)
-        assert process.returncode == 0, shown
-        assert re.search(rb"(\n|\r|\x1b\[2K)plan: about", shown), shown
+        program = (sys.executable, "-c", MAIN, *words)
+        shown = on_a_terminal(program, "stderr", stdout=subprocess.DEVNULL)
+        assert re.search(r"(\n|\r|\x1b\[2K)plan: about", shown), shown
 
 
 class TestGenerate:
@@ -531,14 +528,7 @@ class TestCompletion:
             "COMP_WORDS": line,
             "COMP_CWORD": str(len(words) - 1),
         }
-        done = subprocess.run(
-            [sys.executable, "-c", MAIN],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert offered in done.stdout.split(), done.stderr
+        assert offered in run_python(MAIN, env=environment).split()
 
 
 class TestDemo:

@@ -1,4 +1,4 @@
-"""The demo model end to end: converted by us, run by llama.cpp, compared with the references."""
+"""The demo model end to end: converted by us, run by llama.cpp, compared with transformers."""
 
 from __future__ import annotations
 
@@ -6,42 +6,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from typer.testing import CliRunner
 
-from mtp_gguf.cli import app
 from mtp_gguf.native.runtime import llama_cpp
-from support.commands import check_refusal
-from support.reference_model import ReferenceModel
-from support.upstream.llama_mtp import LlamaMtp
+from support.commands import check_refusal, invoke, succeed
+from support.models import DEMO, Models
 
-DEMO = Path(__file__).parents[2] / "gguf_tools" / "demo_model"
 PROMPTS = (
     "def is_prime(n):\n",
     "import os\nimport sys\n\nclass Reader:\n    def __init__(self, path):\n",
     "<|im_start|>user\nWhat does os.path.join do?<|im_end|>\n<|im_start|>assistant\n",
 )
 GREEDY_TOKENS = 64
-DRAFT_DEPTH = 3
-# F32 sums in another order after four layers; a wrong norm, head or position shows as 0.1 or more.
-LOGIT_TOLERANCE = 2e-3
 # Logits this close (in nats) may change places when activations are rounded to BF16.
 NEAR_TIE = 0.05
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Our conversions of the demo model by base type."""
-    folder = tmp_path_factory.mktemp("demo")
-    made = {}
-    for quant in ("F32", "BF16"):
-        made[quant] = folder / f"{quant}.gguf"
-        arguments = ["convert", str(DEMO), "-o", str(made[quant]), "--quant", quant]
-        result = CliRunner().invoke(app, [*arguments, "--mtp-type", quant])
-        assert result.exit_code == 0, result.output
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -65,44 +43,27 @@ def greedy_llama(path: Path, prompt: str) -> list[int]:
 
 def test_demo_command_shows_the_whole_way(tmp_path: Path) -> None:
     kept = tmp_path / "kept.gguf"
-    result = CliRunner().invoke(app, ["demo", "-o", str(kept), "-n", "32"])
-    assert result.exit_code == 0, result.output
-    assert "can draft: MTP head in block" in result.output
-    assert "FastMTP" in result.output
-    text = result.output.split("--stats\n", 1)[1]
+    shown = succeed("demo", "-o", kept, "-n", "32")
+    assert "can draft: MTP head in block" in shown
+    assert "FastMTP" in shown
+    text = shown.split("--stats\n", 1)[1]
     assert text.startswith("    ")
     assert "accepted by position" in text
     assert kept.is_file()
-    again = CliRunner().invoke(app, ["demo", "-o", str(kept)])
+    again = invoke("demo", "-o", kept)
     assert again.exit_code == 1
     assert "--overwrite" in again.output
-    folder = CliRunner().invoke(app, ["demo", str(tmp_path)])
+    folder = invoke("demo", tmp_path)
     check_refusal(folder.exit_code, folder.stderr, "-o FILE.gguf keeps the model", code=2)
-
-
-def test_mtp_logits_equal_the_reference(files: dict[str, Path]) -> None:
-    """Trunk and draft logits of llama.cpp on our file against NumPy on the HF weights."""
-    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    tokens = tokenizer.encode(PROMPTS[1], add_special_tokens=False).ids
-    model = ReferenceModel(DEMO)
-    logits, h = model.trunk(tokens[:-1])
-    drafted, drafts = model.draft(tokens, h, DRAFT_DEPTH)
-    with LlamaMtp(files["F32"]) as llama:
-        their_logits, their_h = llama.trunk(tokens[:-1])
-        their_drafts = llama.draft(tokens, their_h, DRAFT_DEPTH, follow=drafted)[1]
-    assert np.abs(logits - their_logits).max() < LOGIT_TOLERANCE
-    assert np.abs(drafts - their_drafts).max() < LOGIT_TOLERANCE
 
 
 @pytest.mark.sample(2)
 @pytest.mark.upstream
 @pytest.mark.parametrize("quant", ["F32", "BF16"])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["function", "class", "chat"])
-def test_greedy_text_equals_transformers(
-    prompt: str, quant: str, files: dict[str, Path], hf: Any
-) -> None:
+def test_greedy_text_equals_transformers(prompt: str, quant: str, models: Models, hf: Any) -> None:
     torch: Any = pytest.importorskip("torch")
-    sequence = greedy_llama(files[quant], prompt)
+    sequence = greedy_llama(models.gguf("demo", quant, quant), prompt)
     start = len(sequence) - GREEDY_TOKENS
     with torch.no_grad():
         wanted = hf.generate(

@@ -1,22 +1,25 @@
-"""`mtp-gguf generate` on the demo model: its options, its result and its end."""
+"""`mtp-gguf generate`: its options, its result and its end, in a pipe and on a terminal."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from mtp_gguf.cli import generate
 from mtp_gguf.cli.drafting_model import drafting_model
 from mtp_gguf.cli.stop_strings import StopStrings
-from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out
-from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
-from support.commands import check_refusal, invoke, spawn
+from support.commands import MAIN, check_refusal, invoke, spawn
 from support.models import Models
+from support.terminals import on_a_terminal
 
 PROMPT = "def is_prime(n):\n"
 WIDTH = 256  # of the demo model
@@ -215,20 +218,52 @@ def write_adapter(path: Path, scale: float) -> Path:
     name, rank, inner = "blk.0.ffn_down.weight", 4, 768
     rng = np.random.default_rng(0)
     a = rng.standard_normal((rank, inner)).astype(np.float32)
-    b = scale * rng.standard_normal((WIDTH, rank)).astype(np.float32)
-    texts = {
-        "general.architecture": "qwen35",
-        "general.type": "adapter",
-        "adapter.type": "lora",
-    }
-    keys = {key: Value(ValueType.STRING, text) for key, text in texts.items()}
-    keys["adapter.lora.alpha"] = Value(ValueType.F32, float(rank))
-    f32 = BY_NAME["F32"]
-    tensors = {f"{name}.lora_a": a, f"{name}.lora_b": b}
-    layout = lay_out(keys, [TensorSpec(n, t.shape[::-1], f32) for n, t in tensors.items()])
-    data = bytearray(layout.size)
-    data[: len(layout.header)] = layout.header
-    for offset, tensor in zip(layout.offsets, tensors.values(), strict=True):
-        data[offset : offset + tensor.nbytes] = tensor.tobytes()
-    path.write_bytes(data)
+    b = np.float32(scale) * rng.standard_normal((WIDTH, rank)).astype(np.float32)
+    writer = GGUFWriter(path, "qwen35")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    writer.add_tensor(f"{name}.lora_a", a)
+    writer.add_tensor(f"{name}.lora_b", b)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", ""], "--prompt: expected 1 to 255 tokens, found 0"),
+        (["-p", "a b " * 400], "expected 1 to 255 tokens, found .*; shorten it, or raise --ctx"),
+        (["-p", "a", "--ctx", "-5"], "--ctx.*: Input should be greater"),
+        (["-p", "a", "--ctx", "99999999999"], "--ctx.*: Input should be less"),
+        (["-p", "a", "--temp", "-1"], "--temp.*: Input should be greater"),
+        (["-p", "a", "--temp", "nan"], "--temp.*: Input should be"),
+        (["-p", "a", "--depth", "autos"], "expected 0 to 16 or auto, found 'autos'"),
+    ],
+)
+def test_invalid_arguments(dial: Any, arguments: list[str], message: str) -> None:
+    done = invoke("generate", dial("tiny", hit=0.9), "-c", "256", "-t", "1", *arguments)
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert re.search(message, said)
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "xterm"}, {"TERM": "xterm", "NO_COLOR": "1"}])
+def test_the_terminal_shows_who_wrote_what(dial: Any, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", MAIN]
+    command += ["generate", str(dial("tiny", hit=1.0)), "-p", "def f", "-n", "30", "-t", "1"]
+    command += ["-c", "256", "--depth", "2"]
+    ours = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    seen = on_a_terminal(command, env=ours | environment)
+    assert ("\x1b[4;38;5;" in seen) == ("NO_COLOR" not in environment)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", seen).splitlines()
+    at = lines.index("source      tokens  accepted")
+    assert [line.split() for line in lines[at + 1 :]] == [
+        *(["trunk", "10"], ["draft", "1", "10", "100%"], ["draft", "2", "10", "100%"]),
+    ]
+    assert max(map(len, lines[at:])) <= 40

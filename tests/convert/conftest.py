@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import succeed
-from support.upstream.families import Family, Trunk, with_head, write_trunk
+from support.upstream.families import Family, Trunk, tensors_of, with_head, write_trunk
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,7 +34,14 @@ def trunk(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Trunk:
 def checkpoint(family: Family, trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a head, and as published."""
     folder = tmp_path_factory.mktemp("family") / "with-head"
-    with_head(folder, trunk[0], family.head, family.scale)
+    stored = tensors_of(trunk[0])
+    like = {
+        new + name.removeprefix(old): tuple(values.shape)
+        for new, old in family.like.items()
+        for name, values in stored.items()
+        if name.startswith(old)
+    }
+    with_head(folder, trunk[0], family.head | like, family.scale)
     family.publish(folder)
     return folder
 

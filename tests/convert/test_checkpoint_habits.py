@@ -34,43 +34,37 @@ def same_as(plain: Path, model: Path, output: Path, *options: object) -> None:
     assert not differing(expected, converted(model, output / "x.gguf", "--quant", "F16", *options))
 
 
+def rename(model: Path, change: Callable[[str], str]) -> None:
+    def edit(tensors: dict[str, Array]) -> None:
+        renamed = {change(name): array for name, array in tensors.items()}
+        tensors.clear()
+        tensors.update(renamed)
+
+    edit_tensors(model, edit)
+
+
+WRAPPED: dict[str, Callable[[str], str]] = {
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "peft": lambda name: f"base_model.model.{name}",
+    "compiled-layers": lambda name: name.replace(".layers.0.", ".layers.0._orig_mod."),
+    "data-parallel": lambda name: f"module.{name}",
+    "lightning": lambda name: f"_forward_module.model.{name}",
+    "held-by-a-module": lambda name: f"model.{name}",
+    "fsdp": lambda name: f"_fsdp_wrapped_module.{name}".replace(
+        ".layers.0.", ".layers.0._fsdp_wrapped_module._checkpoint_wrapped_module."
+    ),
+}
+
+
 class TestNames:
     @pytest.mark.sample(4)
     @pytest.mark.parametrize("spec", [TINY, NESTED], ids=lambda spec: spec.name)
-    @pytest.mark.parametrize(
-        "rename",
-        [
-            lambda name: f"_orig_mod.{name}",
-            lambda name: f"base_model.model.{name}",
-            lambda name: name.replace(".layers.0.", ".layers.0._orig_mod."),
-            lambda name: f"module.{name}",
-            lambda name: f"_forward_module.model.{name}",
-            lambda name: f"model.{name}",
-            lambda name: f"_fsdp_wrapped_module.{name}".replace(
-                ".layers.0.", ".layers.0._fsdp_wrapped_module._checkpoint_wrapped_module."
-            ),
-        ],
-        ids=[
-            *("compiled", "peft", "compiled-layers"),
-            *("data-parallel", "lightning", "held-by-a-module", "fsdp"),
-        ],
-    )
+    @pytest.mark.parametrize("change", WRAPPED.values(), ids=WRAPPED)
     def test_of_wrapped_models(
-        self,
-        rename: Callable[[str], str],
-        spec: Spec,
-        models: Models,
-        tmp_path: Path,
-        output: Path,
+        self, change: Callable[[str], str], spec: Spec, models: Models, tmp_path: Path, output: Path
     ) -> None:
         model = models.copy(spec, tmp_path)
-
-        def edit(tensors: dict[str, Array]) -> None:
-            renamed = {rename(name): array for name, array in tensors.items()}
-            tensors.clear()
-            tensors.update(renamed)
-
-        edit_tensors(model, edit)
+        rename(model, change)
         same_as(models.checkpoint(spec), model, output)
         bare = models.checkpoint(replace(TINY, name="bare", mtp=False))
         converted(bare, output / "lent.gguf", "--quant", "F16", "--mtp-from", model)
@@ -82,42 +76,13 @@ class TestNames:
         same_as(models.checkpoint(TINY), broken, output)
         assert "2 source tensors skipped: computed" in invoke("convert", broken, "--dry-run").output
 
-    def test_of_an_adapter(self, broken: Path, output: Path) -> None:
-        name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
-        edit_tensors(broken, lambda t: t.update({name: np.ones((4, 64), np.float32)}))
-        refuse(broken, output, name, "LoRA adapter", "merge_and_unload")
-
-    @pytest.mark.parametrize("part", ["base_layer", "modules_to_save.default", "original_module"])
-    def test_of_a_model_with_its_adapter(self, part: str, broken: Path, output: Path) -> None:
-        """In place of the layer's name; none of its tensors is to be blamed as missing."""
-        name = "mtp.layers.0.mlp.up_proj.weight"
-        wrapped = f"base_model.model.{name.replace('.weight', f'.{part}.weight')}"
-        edit_tensors(broken, lambda t: t.update({wrapped: t.pop(name)}))
-        refuse(broken, output, wrapped, "LoRA adapter", "merge_and_unload")
-
-    def test_of_a_model_beside_its_adapter(self, broken: Path, output: Path) -> None:
-        """transformers applies it when it loads the folder."""
-        (broken / "adapter_config.json").write_text("{}")
-        refuse(broken, output, "LoRA adapter beside the model", "merge_and_unload")
-
     @pytest.mark.parametrize("option", [(), ("--no-mtp",)])
     def test_with_an_unknown_prefix(
         self, option: tuple[str, ...], broken: Path, output: Path
     ) -> None:
-        def rename(tensors: dict[str, Array]) -> None:
-            renamed = {f"student.{name}": array for name, array in tensors.items()}
-            tensors.clear()
-            tensors.update(renamed)
-
-        edit_tensors(broken, rename)
+        rename(broken, lambda name: f"student.{name}")
         refuse(broken, output, "'student.lm_head.weight'", "prefix 'student.'", options=option)
         assert "prefix 'student.'" in invoke("doctor", broken).output
-
-    def test_of_mlx(self, broken: Path, output: Path) -> None:
-        """mlx-lm writes this mark, and changes norms and convolutions of the model."""
-        mark = {"__metadata__": {"format": "mlx"}}
-        edit_header(broken / "model.safetensors", lambda header: header.update(mark))
-        refuse(broken, output, "model.safetensors", "MLX", "from the original")
 
     def test_of_a_tied_output_alone(self, models: Models, tmp_path: Path, output: Path) -> None:
         spec = replace(TINY, name="tied", tied=True)
@@ -126,46 +91,113 @@ class TestNames:
         edit_tensors(model, lambda t: t.update({names[0]: t.pop(names[1])}))
         same_as(models.checkpoint(spec), model, output)
 
-    def test_of_an_adapter_alone(self, broken: Path, output: Path) -> None:
-        (broken / "config.json").rename(broken / "adapter_config.json")
-        refuse(broken, output, str(broken), "LoRA adapter", "merge_and_unload")
+
+Edit = Callable[[Path], object]
+LORA = "LoRA adapter … merge_and_unload"
+STEP = re.compile(
+    r"\(merge_and_unload of peft\)|name a GGUF in it|"
+    r"mtp-gguf convert example/Tiny|mtp-gguf convert OWNER/NAME|python -c \"from \w+ import |"
+    r"python \S+zero_to_fp32\.py |accelerate merge-weights |mv \S+model\.pt \S+pytorch_model\.bin"
+)
+
+
+def only(*names: str) -> Edit:
+    """Files in place of the weights."""
+
+    def change(model: Path) -> None:
+        (model / "model.safetensors").unlink()
+        for name in names:
+            (model / name).parent.mkdir(exist_ok=True)
+            (model / name).write_bytes(b"")
+
+    return change
+
+
+def adapted(name: str, was: str = "") -> Edit:
+    """A tensor of an adapter, or one of the model under the name that it has beside one."""
+
+    def edit(tensors: dict[str, Array]) -> None:
+        tensors[name] = tensors.pop(was) if was else np.ones((4, 64), np.float32)
+
+    return lambda model: edit_tensors(model, edit)
+
+
+def of_mlx(model: Path) -> None:
+    """mlx-lm writes this mark, and changes norms and convolutions of the model."""
+    mark = {"__metadata__": {"format": "mlx"}}
+    edit_header(model / "model.safetensors", lambda header: header.update(mark))
+
+
+UP = "mtp.layers.0.mlp.up_proj"
+A_LORA = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+FOLDERS: dict[str, tuple[Edit, str]] = {
+    "of MLX": (of_mlx, "model.safetensors … MLX … from the original"),
+    "of a quantization that is a text": (
+        lambda model: edit_json(
+            model / "config.json", lambda config: config.update(quantization_config="int4")
+        ),
+        "quantization_config",
+    ),
+    "of an adapter": (adapted(A_LORA), f"{A_LORA} … {LORA}"),
+    # In place of the layer's name; none of its tensors is to be blamed as missing.
+    **{
+        f"of {part}": (
+            adapted(f"base_model.model.{UP}.{part}.weight", f"{UP}.weight"),
+            f"base_model.model.{UP}.{part}.weight … {LORA}",
+        )
+        for part in ("base_layer", "modules_to_save.default", "original_module")
+    },
+    # transformers applies it when it loads the folder.
+    "with an adapter": (
+        lambda model: (model / "adapter_config.json").write_text("{}"),
+        "LoRA adapter beside the model … merge_and_unload",
+    ),
+    "of an adapter alone": (
+        lambda model: (model / "config.json").rename(model / "adapter_config.json"),
+        LORA,
+    ),
+    "of an adapter's weights": (only("adapter_model.safetensors"), "LoRA adapter"),
+}
+# What a folder has in place of weights, and the step that makes a model of it.
+FSDP = "a distributed checkpoint … merge-weights"
+WITHOUT_WEIGHTS: dict[str, tuple[Edit, str]] = {
+    "of a GGUF": (only("tiny-BF16.gguf"), "name a GGUF in it … tiny-BF16.gguf"),
+    "of FSDP": (only("pytorch_model_fsdp_0/__0_0.distcp"), FSDP),
+    "of PyTorch's shards": (only("__0_0.distcp", ".metadata"), FSDP),
+    "of DeepSpeed": (
+        only("global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py"),
+        "a checkpoint of DeepSpeed … zero_to_fp32.py",
+    ),
+    "of DeepSpeed's stage 1": (
+        only("global_step5/mp_rank_00_model_states.pt"),
+        "a checkpoint of DeepSpeed",
+    ),
+    "of HQQ": (only("qmodel.pt"), "HQQ"),
+    "of another name": (only("model.pt"), "model.pt"),
+    "of TensorFlow": (only("tf_model.h5"), "TensorFlow"),
+    "of Flax": (only("flax_model.msgpack"), "Flax"),
+    "of ONNX": (only("model.onnx"), "ONNX"),
+}
 
 
 class TestOtherFolders:
-    """What a folder has in place of a model, and the step that makes one of it."""
+    """Each is named, with the step that makes a model of it."""
 
-    @pytest.mark.parametrize(
-        ("files", "words"),
-        [
-            (["pytorch_model_fsdp_0/__0_0.distcp"], ("a distributed checkpoint", "merge-weights")),
-            (["__0_0.distcp", ".metadata"], ("a distributed checkpoint", "merge-weights")),
-            (
-                ["global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py"],
-                ("a checkpoint of DeepSpeed", "zero_to_fp32.py"),
-            ),
-            (["global_step5/mp_rank_00_model_states.pt"], ("a checkpoint of DeepSpeed",)),
-            (["tiny-BF16.gguf"], ("name a GGUF in it", "tiny-BF16.gguf")),
-        ],
-        ids=["fsdp", "distributed", "deepspeed", "deepspeed-stage-1", "gguf"],
-    )
-    @pytest.mark.parametrize("with_config", [True, False])
-    def test_in_place_of_weights(
-        self,
-        files: list[str],
-        words: tuple[str, ...],
-        with_config: bool,
-        broken: Path,
-        output: Path,
-    ) -> None:
-        (broken / "model.safetensors").unlink()
-        if not with_config:
-            (broken / "config.json").unlink()
-        for name in files:
-            (broken / name).parent.mkdir(exist_ok=True)
-            (broken / name).write_bytes(b"")
-        refuse(broken, output, str(broken), *words)
-        if with_config:
-            assert words[0] in invoke("list-tensors", broken).stderr
+    @pytest.mark.parametrize("name", [*FOLDERS, *WITHOUT_WEIGHTS])
+    def test_is_named(self, name: str, broken: Path, output: Path) -> None:
+        edit, said = (FOLDERS | WITHOUT_WEIGHTS)[name]
+        edit(broken)
+        message = refuse(broken, output, str(broken), *said.split(" … "))
+        assert STEP.search(message), message
+        if name in WITHOUT_WEIGHTS:
+            assert said.split(" … ")[0] in invoke("list-tensors", broken).stderr
+
+    @pytest.mark.parametrize("name", [*WITHOUT_WEIGHTS][:5])
+    def test_without_a_config(self, name: str, broken: Path, output: Path) -> None:
+        edit, said = WITHOUT_WEIGHTS[name]
+        edit(broken)
+        (broken / "config.json").unlink()
+        refuse(broken, output, str(broken), *said.split(" … "))
 
 
 class TestNulls:
@@ -210,16 +242,12 @@ class TestNulls:
     ) -> None:
         spec = replace(NESTED, name="tied", tied=True)
         model = models.copy(spec, tmp_path)
-        for tied in (outside, False):
-
-            def edit(config: dict[str, Any], tied: bool | None = tied) -> None:
-                config["tie_word_embeddings"] = tied
-                config["text_config"]["tie_word_embeddings"] = inside
-
-            edit_json(model / "config.json", edit)
-            if tied is not False:
-                same_as(models.checkpoint(spec), model, output)
+        tied = {"tie_word_embeddings": inside}
+        edit_json(model / "config.json", lambda config: config["text_config"].update(tied))
+        edit_json(model / "config.json", lambda config: config.update(tie_word_embeddings=outside))
+        same_as(models.checkpoint(spec), model, output)
         (output / "x.gguf").unlink()
+        edit_json(model / "config.json", lambda config: config.update(tie_word_embeddings=False))
         refuse(model, output, "tie_word_embeddings is false", "lm_head.weight")
 
 
@@ -387,19 +415,17 @@ class TestOlderImatrix:
         ],
     )
     def test_broken(
-        self,
-        change: Callable[[bytes], bytes],
-        words: tuple[str, ...],
-        models: Models,
-        output: Path,
+        self, change: Callable[[bytes], bytes], words: tuple[str, ...], models: Models, output: Path
     ) -> None:
         path = self.write(output / "imatrix.dat", SMALL)
         path.write_bytes(change(path.read_bytes()))
         options = ("--imatrix", path)
         refuse(models.checkpoint(SMALL), output, "imatrix.dat", *words, options=options)
 
-    def test_of_another_model(self, models: Models, output: Path) -> None:
-        path = self.write(output / "imatrix.dat", replace(SMALL, hidden=512))
+    @pytest.mark.parametrize("suffix", ["dat", "gguf"])
+    def test_of_another_model(self, suffix: str, models: Models, output: Path) -> None:
+        write = self.write if suffix == "dat" else write_imatrix
+        path = write(output / f"imatrix.{suffix}", replace(SMALL, hidden=512))
         words = "--imatrix", "[256, 1]", "[512, 1]", "made for another model?"
         refuse(models.checkpoint(SMALL), output, *words, options=("--imatrix", path))
 

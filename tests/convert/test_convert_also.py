@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mtp_gguf.convert.plans.plan import path_of_another
+from support.checkpoint_edits import edit_tensors
 from support.checkpoints import SMALL, SPECS, Spec
 from support.commands import held, invoke
 from support.conversions import converted, refused
@@ -163,17 +164,7 @@ def test_a_fault_in_one_leaves_none(models: Models, output: Path) -> None:
 
 
 def test_weights_too_large_for_one_leave_none(models: Models, output: Path) -> None:
-    import numpy as np  # noqa: PLC0415
-
-    from support.checkpoint_edits import edit_tensors  # noqa: PLC0415
-
-    model = models.copy(replace(SMALL, name="huge"), output.parent)
-
-    def enlarge(tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]) -> None:
-        tensors["model.layers.1.mlp.up_proj.weight"] = np.full_like(
-            tensors["model.layers.1.mlp.up_proj.weight"], 1e30
-        )
-
-    edit_tensors(model, enlarge)
+    model, name = models.copy(SMALL, output.parent), "model.layers.1.mlp.up_proj.weight"
+    edit_tensors(model, lambda t: t.update({name: np.full_like(t[name], 1e30)}))
     arguments = [model, "-o", output / "x.gguf", "--quant", "BF16", "--also", "F16"]
     refused(arguments, "cannot be written as F16", "too large", output=output)

@@ -10,15 +10,19 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 from gguf import ReaderTensor
 
+from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
+from mtp_gguf.gguf_tools.files.tensor_types import F16
+from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import SMALL, SPECS, TINY, Spec
-from support.commands import held, invoke
+from support.commands import held, invoke, succeed
 from support.conversions import converted, refused
-from support.gguf_files import differing, tensors_of, value_of
+from support.gguf_files import differing, edited, numbers_of, tensors_of, value_of
 from support.models import Models
 from support.upstream.convert_upstream import convert as convert_upstream
 from support.upstream.convert_upstream import quantize
@@ -26,6 +30,7 @@ from support.upstream.describe import describe
 from support.upstream.imatrix import write_imatrix
 
 BARE = replace(SMALL, name="bare", mtp=False)
+WIDE = replace(SMALL, name="wide", hidden=512)
 HEAD = SMALL.layers  # the MTP block
 TIED, MIXTURE = SPECS["dense-tied"], SPECS["moe-fused"]
 
@@ -48,8 +53,7 @@ def files(models: Models) -> Files:
 
 def ours(source: Path, output: Path, *options: object) -> bytes:
     """Convert a GGUF, which must succeed."""
-    result = invoke("convert", source, "-o", output / "ours.gguf", *options)
-    assert result.exit_code == 0, result.output
+    succeed("convert", source, "-o", output / "ours.gguf", *options)
     return (output / "ours.gguf").read_bytes()
 
 
@@ -98,12 +102,7 @@ class TestSameBytes:
     @pytest.mark.parametrize("quant", ["Q4_K_M", "IQ4_XS"])
     @pytest.mark.parametrize("spec", [TIED, MIXTURE], ids=lambda spec: spec.name)
     def test_imatrix(
-        self,
-        spec: Spec,
-        quant: str,
-        files: Files,
-        output: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, spec: Spec, quant: str, files: Files, output: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(output)
         imatrix = write_imatrix(Path("imatrix.gguf"), spec)
@@ -132,21 +131,14 @@ class TestSameBytes:
 
     def test_norms_that_are_not_in_f32(self, files: Files, output: Path) -> None:
         """Tensors that llama-quantize never quantizes keep their type."""
-        from mtp_gguf.gguf_tools.files.format import TensorSpec  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.files.tensor_types import F16  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
 
-        source = output / "half-norms.gguf"
-        with open_model(files.get(BARE)) as model:
-            tensors = []
-            for name in model.tensors:
-                tensor = TensorCopy.of(model, name)
-                if name.endswith("_norm.weight"):
-                    data = np.frombuffer(model.read(name), "<f4").astype("<f2").tobytes()
-                    tensor = TensorCopy(TensorSpec(name, tensor.spec.shape, F16), data=data)
-                tensors.append(tensor)
-            write(source, OutputSpec(model.metadata(), tuple(tensors)))
+        def halve(tensors: dict[str, TensorCopy]) -> None:
+            for name in [name for name in tensors if name.endswith("_norm.weight")]:
+                spec = replace(tensors[name].spec, type=F16)
+                data = numbers_of(tensors[name]).astype("<f2").tobytes()
+                tensors[name] = TensorCopy(spec, data=data)
+
+        source = edited(files.get(BARE), output / "half-norms.gguf", tensors=halve)
         for quant in ("Q4_K_M", "F32"):
             theirs = quantize(source, output / "theirs.gguf", quant)
             options = "--quant", quant, "--overwrite", "--tensor-type", "norm=F32"
@@ -162,7 +154,7 @@ class TestSameBytes:
         first, *others = sorted(output.glob("s-*.gguf"))
         assert len(others) > 2
         theirs = quantize(first, output / "theirs.gguf", "Q4_K_M", head_types(SMALL, "F16"))
-        for source in (first, whole):
+        for source in (first, others[-1], whole):  # any shard names the model
             assert ours(source, output, "--mtp-f16", "--overwrite") == theirs.read_bytes()
         parts = output / "parts.gguf"
         options = "-o", parts, "--mtp-f16", "--split-max-size", "500K"
@@ -171,13 +163,6 @@ class TestSameBytes:
         for path in sorted(output.glob("parts-*.gguf")):
             tensors |= tensors_of(path)
         assert not differing(tensors, tensors_of(theirs))
-
-    def test_any_shard_names_the_model(self, files: Files, output: Path) -> None:
-        options = ["--quant", "F16", "--mtp-f16", "-o", output / "s.gguf"]
-        options += ["--split-max-size", "1M"]
-        assert invoke("convert", files.models.checkpoint(SMALL), *options).exit_code == 0
-        first, *_, last = sorted(output.glob("s-*.gguf"))
-        assert ours(last, output) == ours(first, output, "--overwrite")
 
 
 class TestHead:
@@ -294,15 +279,42 @@ class TestOptions:
 
 
 class TestRefused:
-    def test_quantized(self, files: Files, output: Path) -> None:
-        source = files.get(SMALL, "Q8_0", "--mtp-f16")
-        refused(
-            [source, "-o", output / "x.gguf"],
-            "expected F32, F16 or BF16, found Q8_0",
-            "quantizing quantized weights again",
-            "mtp-gguf graft",
-            output=output,
-        )
+    @pytest.mark.parametrize(
+        ("model", "options", "said"),
+        [
+            (
+                *((SMALL, "Q8_0", "--mtp-f16"), ()),
+                "found Q8_0 … expected F32, F16 or BF16 … quantizing quantized weights again … "
+                "mtp-gguf graft",
+            ),
+            ((SMALL,), ("--mtp-from", (SMALL,)), "has an MTP head … mtp-gguf strip"),
+            ((BARE,), ("--mtp-from", (WIDE,)), "embedding_length … 512 … 256"),
+            ((BARE,), ("--mtp-from", WIDE), "embedding_length … 512 … 256"),
+            ((BARE,), ("--head-only",), "head"),
+            ((BARE,), ("--fastmtp",), "head"),
+            (
+                *((BARE,), ("--head-only", "--mtp-from", (SMALL,))),
+                "mtp-gguf convert DONOR --head-only",
+            ),
+            (
+                *(BARE, ("--mtp-from", (SMALL,))),
+                "expected a checkpoint like … found the GGUF … mtp-gguf graft",
+            ),
+        ],
+        ids=["quantized", "second", "wide", "folder", "alone", "drafts", "donor alone", "donor"],
+    )
+    def test_heads_and_types(
+        self, model: Any, options: tuple[Any, ...], said: str, files: Files, output: Path
+    ) -> None:
+        """Specs stand for checkpoints, and tuples for GGUF files."""
+
+        def path(word: Any) -> Any:
+            known = files.models.checkpoint(word) if isinstance(word, Spec) else word
+            return files.get(*word) if isinstance(word, tuple) else known
+
+        words = [path(word) for word in (model, *options)]
+        message = refused([*words, "-o", output / "x.gguf"], output=output)
+        assert all(word.replace("DONOR", str(words[-1])) in message for word in said.split(" … "))
 
     @pytest.mark.thorough
     def test_quantized_head(self, files: Files, output: Path) -> None:
@@ -314,36 +326,6 @@ class TestRefused:
         assert ours(source, output, "--no-mtp")
         arguments = [files.get(BARE), "--mtp-from", source, "-o", output / "x.gguf"]
         refused(arguments, source.name, "found Q4_K", output=output)
-
-    def test_second_head(self, files: Files, output: Path) -> None:
-        arguments = [files.get(SMALL), "--mtp-from", files.get(SMALL), "-o", output / "x.gguf"]
-        refused(arguments, "has an MTP head", "mtp-gguf strip", output=output)
-
-    def test_head_of_another_model(self, files: Files, output: Path) -> None:
-        wide = replace(SMALL, name="wide", hidden=512)
-        for donor in (files.get(wide), files.models.checkpoint(wide)):
-            arguments = [files.get(BARE), "--mtp-from", donor, "-o", output / "x.gguf"]
-            refused(arguments, "embedding_length", "512", "256", output=output)
-
-    def test_head_that_is_not_there(self, files: Files, output: Path) -> None:
-        for option in ("--head-only", "--fastmtp"):
-            refused([files.get(BARE), option, "-o", output / "x.gguf"], "head", output=output)
-
-    def test_head_alone_with_a_donor(self, files: Files, output: Path) -> None:
-        donor = files.get(SMALL)
-        arguments = [files.get(BARE), "--mtp-from", donor, "--head-only", "-o", output / "x.gguf"]
-        refused(arguments, f"mtp-gguf convert {donor} --head-only", output=output)
-
-    def test_gguf_as_donor_of_a_checkpoint(self, files: Files, output: Path) -> None:
-        model, donor = files.models.checkpoint(BARE), files.get(SMALL)
-        arguments = [model, "--mtp-from", donor, "-o", output / "x.gguf"]
-        refused(
-            arguments,
-            "expected a checkpoint like",
-            "found the GGUF",
-            "mtp-gguf graft",
-            output=output,
-        )
 
     def test_missing_or_no_gguf(self, files: Files, output: Path) -> None:
         refused([output / "none.gguf"], "none.gguf", "cannot be opened", output=output)
@@ -366,17 +348,12 @@ class TestRefused:
     def test_metadata_that_llama_cpp_does_not_bear(
         self, key: str, value: int | None, word: str, files: Files, output: Path
     ) -> None:
-        from mtp_gguf.gguf_tools.files.format import Value, ValueType  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, copies, write  # noqa: PLC0415
-        from mtp_gguf.gguf_tools.model import open_model  # noqa: PLC0415
-
-        source = output / "x.gguf"
-        with open_model(files.get(TINY)) as model:
-            metadata = model.metadata()
-            del metadata[f"qwen35.{key}"]
+        def change(keys: Metadata) -> None:
+            del keys[f"qwen35.{key}"]
             if value is not None:
-                metadata[f"qwen35.{key}"] = Value(ValueType.U32, value)
-            write(source, OutputSpec(metadata, copies(model)))
+                keys[f"qwen35.{key}"] = Value(ValueType.U32, value)
+
+        source = edited(files.get(TINY), output / "x.gguf", metadata=change)
         arguments = [source, "-o", output / "y.gguf"]
         refused(arguments, "x.gguf", word, "mtp-gguf doctor", output=output)
 

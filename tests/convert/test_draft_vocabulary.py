@@ -180,16 +180,9 @@ class TestSize:
     def test_out_of_range(self, size: int, models: Models, tmp_path: Path) -> None:
         (tmp_path / "text").write_text("text")
         for more in ([], ["--fastmtp-corpus", tmp_path / "text"]):
-            arguments = [
-                models.checkpoint(TINY),
-                "-o",
-                tmp_path / "x.gguf",
-                "--fastmtp",
-                size,
-                *more,
-            ]
+            arguments = [models.checkpoint(TINY), "-o", tmp_path / "x.gguf", *more]
             words = "--fastmtp", "from 26 (the special tokens) to 1023", f"found {size}"
-            refused(arguments, *words, output=tmp_path)
+            refused([*arguments, "--fastmtp", size], *words, output=tmp_path)
 
 
 class TestArguments:
@@ -323,11 +316,7 @@ class TestRanking:
         assert f"coverage of the corpus by size: {shares}" in text
 
     def test_a_corpus_longer_than_what_is_tokenized_at_once(
-        self,
-        models: Models,
-        corpus: list[Path],
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, models: Models, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Pieces end with lines, so that counts stay the same where no blank line is cut."""
         (tmp_path / "flat.txt").write_text(TRAINING_TEXT.replace("\n\n", "\n"), encoding="utf-8")
@@ -373,6 +362,9 @@ def refuse(
     refused(arguments, option, path.name, *words, output=folder)
 
 
+NPY = b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': ("
+
+
 class TestIdsFile:
     GIVEN = (500, 3, 501, 996, 0, 1023)
 
@@ -410,70 +402,54 @@ class TestIdsFile:
         refuse("--fastmtp-ids", path, models, "expected 60 ids", "found 29", options=options)
 
     @pytest.mark.parametrize(
-        ("ids", "words"),
+        ("ids", "said"),
         [
-            ([1, 1024], ["0 to 1023", "found 1024"]),
-            ([1, -1], ["0 to 1023", "found -1"]),
-            ([1, 10**30], ["whole numbers"]),
-            ([1, 2, 3, 2, 2], ["each id once", "found 2 3 times"]),
-            ([], ["found none"]),
+            ([1, 1024], "0 to 1023 … found 1024"),
+            ([1, -1], "0 to 1023 … found -1"),
+            ([1, 10**30], "whole numbers"),
+            ([1, 2, 3, 2, 2], "each id once … found 2 3 times"),
+            ([], "found none"),
+            (np.array([1, 1024]), "0 to 1023 … found 1024"),
+            (np.array([-1]), "0 to 1023 … found -1"),
+            (np.array([(1 << 64) - 1], np.uint64), f"0 to 1023 … found {(1 << 63) - 1}"),
+            (np.array([5, 5]), "each id once"),
+            (np.array([], np.int64), "found none"),
+            (np.array([1.0, 2.0]), "whole numbers … float64"),
+            (np.array([[1, 2]]), "whole numbers … 2 dimensions"),
+            (np.array(3), "whole numbers … 0 dimensions"),
+            (np.array(["1"]), "whole numbers … <U1"),
+            (np.array([True]), "whole numbers … bool"),
+            (np.array([{"a": 1}], object), "whole numbers … Object arrays cannot be loaded"),
         ],
         ids=str,
     )
-    @pytest.mark.parametrize("name", ["ids.json", "ids.txt"])
-    def test_invalid_ids(
-        self, name: str, ids: Any, words: list[str], models: Models, tmp_path: Path
-    ) -> None:
-        refuse("--fastmtp-ids", self.write(tmp_path / name, ids), models, *words)
+    def test_invalid_ids(self, ids: Any, said: str, models: Models, tmp_path: Path) -> None:
+        for name in ("ids.json", "ids.txt") if isinstance(ids, list) else ("ids.npy",):
+            path = self.write(tmp_path / name, ids)
+            refuse("--fastmtp-ids", path, models, *said.split(" … "))
 
     @pytest.mark.parametrize(
-        ("ids", "words"),
+        ("name", "data"),
         [
-            (np.array([1, 1024]), ["0 to 1023", "found 1024"]),
-            (np.array([-1]), ["0 to 1023", "found -1"]),
-            (np.array([(1 << 64) - 1], np.uint64), ["0 to 1023", f"found {(1 << 63) - 1}"]),
-            (np.array([5, 5]), ["each id once"]),
-            (np.array([], np.int64), ["found none"]),
-            (np.array([1.0, 2.0]), ["whole numbers", "float64"]),
-            (np.array([[1, 2]]), ["whole numbers", "2 dimensions"]),
-            (np.array(3), ["whole numbers", "0 dimensions"]),
-            (np.array(["1"]), ["whole numbers", "<U1"]),
-            (np.array([True]), ["whole numbers", "bool"]),
-            (np.array([{"a": 1}], object), ["whole numbers", "Object arrays cannot be loaded"]),
+            ("ids.npy", b""),
+            ("ids.npy", b"\x93NUMPY"),
+            ("ids.npy", b"PK\x03\x04"),
+            ("ids.npy", b"cos\nsystem\n(S'false'\ntR."),  # a pickle that would run a command
+            ("ids.npy", NPY + b"1000,)}" + b" " * 9 + b"\n"),
+            ("ids.npy", NPY + b"9**17,)" + b"}" * 10),
+            *(
+                ("ids.txt", text.encode("latin-1"))
+                for text in (
+                    *("1 2 x", "1.5", "[1, 2.0]", '["a"]', "[true]", "[null]", "[1,", "{}"),
+                    *("\xff", "[" * 10**5),
+                )
+            ),
         ],
-        ids=str,
+        ids=lambda value: str(value)[:9],
     )
-    def test_invalid_npy_files(
-        self, ids: Any, words: list[str], models: Models, tmp_path: Path
-    ) -> None:
-        refuse("--fastmtp-ids", self.write(tmp_path / "ids.npy", ids), models, *words)
-
-    @pytest.mark.parametrize(
-        "data",
-        [
-            b"",
-            b"\x93NUMPY",
-            b"PK\x03\x04",
-            b"cos\nsystem\n(S'false'\ntR.",  # a pickle that would run a command
-            b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (1000,)}"
-            + b" " * 9
-            + b"\n",
-            b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (9**17,)"
-            + b"}" * 10,
-        ],
-    )
-    def test_damaged_npy(self, data: bytes, models: Models, tmp_path: Path) -> None:
-        (tmp_path / "ids.npy").write_bytes(data)
-        refuse("--fastmtp-ids", tmp_path / "ids.npy", models, "whole numbers")
-
-    @pytest.mark.parametrize(
-        "text",
-        ["1 2 x", "1.5", "[1, 2.0]", '["a"]', "[true]", "[null]", "[1,", "{}", "\xff", "[" * 10**5],
-        ids=lambda text: text[:5],
-    )
-    def test_not_numbers(self, text: str, models: Models, tmp_path: Path) -> None:
-        (tmp_path / "ids.txt").write_text(text, encoding="latin-1")
-        refuse("--fastmtp-ids", tmp_path / "ids.txt", models, "expected whole numbers")
+    def test_not_numbers(self, name: str, data: bytes, models: Models, tmp_path: Path) -> None:
+        (tmp_path / name).write_bytes(data)
+        refuse("--fastmtp-ids", tmp_path / name, models, "expected whole numbers")
 
 
 @pytest.mark.parametrize("option", ["--fastmtp-ids", "--fastmtp-corpus"])

@@ -121,38 +121,13 @@ def spread(name: str) -> tuple[float, float] | None:
 HEAD = f"model.language_model.layers.{LAYERS}."
 
 
-def head_shapes() -> dict[str, tuple[int, ...]]:
-    queries = INDEX_HEADS * INDEX_DIM
-    shapes: dict[str, tuple[int, ...]] = {
-        "eh_proj.weight": (WIDTH, 2 * WIDTH),
-        "enorm.weight": (WIDTH,),
-        "hnorm.weight": (WIDTH,),
-        "shared_head.norm.weight": (WIDTH,),
-        "input_layernorm.weight": (WIDTH,),
-        "post_attention_layernorm.weight": (WIDTH,),
-        "self_attn.q_a_proj.weight": (Q_RANK, WIDTH),
-        "self_attn.q_a_layernorm.weight": (Q_RANK,),
-        "self_attn.q_b_proj.weight": (HEADS * KEY, Q_RANK),
-        "self_attn.kv_a_proj_with_mqa.weight": (KV_RANK, WIDTH),
-        "self_attn.kv_a_layernorm.weight": (KV_RANK,),
-        "self_attn.kv_b_proj.weight": (HEADS * (KEY + VALUE), KV_RANK),
-        "self_attn.o_proj.weight": (WIDTH, HEADS * VALUE),
-        "self_attn.indexer.wq_b.weight": (queries, Q_RANK),
-        "self_attn.indexer.wk.weight": (INDEX_DIM, WIDTH),
-        "self_attn.indexer.k_norm.weight": (INDEX_DIM,),
-        "self_attn.indexer.k_norm.bias": (INDEX_DIM,),
-        "self_attn.indexer.weights_proj.weight": (INDEX_HEADS, WIDTH),
-        "self_attn.indexer.index_kpool_compress_gate": (INDEX_DIM, WIDTH),
-        "self_attn.indexer.index_kpool_compress_ape": (POOL, INDEX_DIM),
-        "mlp.gate.weight": (EXPERTS, WIDTH),
-        "mlp.gate.e_score_correction_bias": (EXPERTS,),
-    }
-    networks = [f"mlp.experts.{i}." for i in range(EXPERTS)] + ["mlp.shared_experts."]
-    for network in networks:
-        for part in ("gate", "up"):
-            shapes[f"{network}{part}_proj.weight"] = (EXPERT_FFN, WIDTH)
-        shapes[f"{network}down_proj.weight"] = (WIDTH, EXPERT_FFN)
-    return {f"{HEAD}{name}": shape for name, shape in shapes.items()}
+HEAD_SHAPES = {
+    "eh_proj.weight": (WIDTH, 2 * WIDTH),
+    "enorm.weight": (WIDTH,),
+    "hnorm.weight": (WIDTH,),
+    "shared_head.norm.weight": (WIDTH,),
+}
+OF_A_LAYER = ("self_attn.", "mlp.", "input_layernorm.", "post_attention_layernorm.")
 
 
 def publish(folder: Path) -> None:
@@ -180,10 +155,11 @@ def publish(folder: Path) -> None:
 FAMILY = Family(
     make,
     spread,
-    head_shapes(),
+    {f"{HEAD}{name}": shape for name, shape in HEAD_SHAPES.items()},
     tolerance=1e-2,  # of logits up to 4
     said="MTP head in block 5, for a llama.cpp that drafts with glm5-next",
     in_f16="blk.5.attn_q_b.weight",
+    like={f"{HEAD}{part}": f"model.language_model.layers.3.{part}" for part in OF_A_LAYER},
     scale=0.05,
     publish=publish,
     inside="text_config",
@@ -199,7 +175,7 @@ FAMILY = Family(
             "model.language_model.layers.1.self_attn.indexer.wk.weight",
             missing,
             "indexer.wk.weight: expected shape [128, 64] by the config",
-        ),
+        )
     ],
     refused=[
         ({"qk_rope_head_dim": 8}, "qk_rope_head_dim: expected 0, as llama.cpp rotates no part"),
@@ -211,10 +187,7 @@ FAMILY = Family(
         ({"linear_attn_config": {"num_heads": 2}}, "num_heads: expected num_attention_heads (4)"),
         ({"linear_attn_config": 3}, "linear_attn_config: expected an object, found 3"),
         ({"index_topk": 10}, "index_topk: expected a multiple of index_kpool (4), found 10"),
-        (
-            {"layer_types": KINDS[1:]},
-            "layer_types: expected 5 entries (num_hidden_layers)",
-        ),
+        ({"layer_types": KINDS[1:]}, "layer_types: expected 5 entries (num_hidden_layers)"),
         ({"layer_types": ["x", *KINDS[1:]]}, "layer_types: expected entries linear_attention and"),
         ({"indexer_types": ["all"] * 5}, "indexer_types: expected entries full and shared"),
         (
@@ -273,8 +246,7 @@ def test_keys_of_transformers_and_of_the_published_config(
     trunk: Trunk, checkpoint: Path, tmp_path: Path
 ) -> None:
     """The same metadata, whichever keys the config has."""
-    published = tmp_path / "published"
-    shutil.copytree(trunk[0], published)
+    published = shutil.copytree(trunk[0], tmp_path / "published")
     renamed = dict.fromkeys(("layer_types", "mlp_layer_types", "indexer_types"))
     renamed |= {key: None for key in TEXT if key.startswith("linear_")}
     own = {
@@ -291,21 +263,16 @@ def test_keys_of_transformers_and_of_the_published_config(
 
 
 def test_decay_without_a_bound(trunk: Trunk, tmp_path: Path) -> None:
-    folder = tmp_path / "unbounded"
-    shutil.copytree(trunk[0], folder)
-
-    def unbind(config: dict[str, Any]) -> None:
-        config["text_config"]["linear_lower_bound"] = None
-
-    edit_json(folder / "config.json", unbind)
+    folder = shutil.copytree(trunk[0], tmp_path / "unbounded")
+    unbound = {"linear_lower_bound": None}
+    edit_json(folder / "config.json", lambda config: config["text_config"].update(unbound))
     out = tmp_path / "unbounded.gguf"
     succeed("convert", folder, "--quant", "BF16", "-o", out)
     assert "glm5-next.kda.gate_lower_bound" not in describe(out).metadata
 
 
 def test_tokens_and_split_of_glm(checkpoint: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
     split = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from mtp_gguf.cli import app
 from support.checkpoints import SPECS, Spec
+from support.commands import succeed
 from support.models import Models
 from support.upstream.compare import metadata_differences, tensor_differences
 from support.upstream.describe import Tensor, describe
@@ -58,27 +57,17 @@ def allowed_keys(spec: Spec) -> dict[str, list[Any]]:
     return {INTERVAL.format(arch=spec.architecture): ["UINT32", spec.interval]}
 
 
-def convert(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["convert", *arguments])
-    if result.exit_code:
-        raise AssertionError(f"exit code {result.exit_code}\n{result.output}") from result.exception
-
-
 @pytest.mark.sample(15)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_tensors_and_metadata_equal_upstreams(
-    spec: Spec,
-    variant: Variant,
-    models: Models,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spec: Spec, variant: Variant, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     imatrix = Path("imatrix.gguf")
     if variant.imatrix:
         write_imatrix(imatrix, spec)
     out = tmp_path / "out.gguf"
-    convert([str(models.checkpoint(spec)), "-o", str(out), *variant.our_arguments(imatrix)])
+    succeed("convert", models.checkpoint(spec), "-o", out, *variant.our_arguments(imatrix))
     want, have = expected(spec, variant), describe(out)
     found = [
         *tensor_differences(want.tensors, have.tensors),
@@ -100,55 +89,50 @@ def test_the_checkpoint_is_the_one_upstream_saw(spec: Spec, models: Models) -> N
     assert checkpoint_digest(models.checkpoint(spec)) == read_golden(spec)["checkpoint"]
 
 
-class TestTheComparisonItself:
-    want = expected(SPECS["dense-tied"], Variant("Q4_K_M"))
+WANT = expected(SPECS["dense-tied"], Variant("Q4_K_M"))
+HEAD, NORM, DECAY = "blk.4.nextn.eh_proj.weight", "output_norm.weight", "blk.0.ssm_a"
+FIRST = next(iter(WANT.tensors))
+BIT = f"{int(WANT.tensors[HEAD].data, 16) ^ 1:016x}"
 
-    def differences(self, name: str, tensor: Tensor) -> list[str]:
-        return list(tensor_differences(self.want.tensors, {**self.want.tensors, name: tensor}))
 
-    def test_equal(self) -> None:
-        assert not list(tensor_differences(self.want.tensors, self.want.tensors))
-        assert not list(metadata_differences(self.want, self.want))
+def moved(steps: int) -> Tensor:
+    """The decays, the first of them so many floats away."""
+    data = bytes.fromhex(WANT.tensors[DECAY].data)
+    other = (int.from_bytes(data[:4], "little") + steps).to_bytes(4, "little") + data[4:]
+    return replace(WANT.tensors[DECAY], data=other.hex())
 
-    def test_one_flipped_bit(self) -> None:
-        name = "blk.4.nextn.eh_proj.weight"
-        tensor = self.want.tensors[name]
-        other = replace(tensor, data=f"{int(tensor.data, 16) ^ 1:016x}")
-        assert self.differences(name, other) == [
-            f"{name}: F16 data differ ({tensor.data} expected, {other.data} found)"
-        ]
 
-    def test_type_and_shape(self) -> None:
-        name = "output_norm.weight"
-        other = Tensor("F16", (128,), self.want.tensors[name].data)
-        assert self.differences(name, other) == [
-            f"{name}: expected F32, found F16",
-            f"{name}: expected [256], found [128]",
-        ]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        (
+            {HEAD: replace(WANT.tensors[HEAD], data=BIT)},
+            [f"{HEAD}: F16 data differ ({WANT.tensors[HEAD].data} expected, {BIT} found)"],
+        ),
+        (
+            {NORM: Tensor("F16", (128,), WANT.tensors[NORM].data)},
+            [f"{NORM}: expected F32, found F16", f"{NORM}: expected [256], found [128]"],
+        ),
+        ({DECAY: moved(1)}, []),
+        ({FIRST: None}, [f"{FIRST}: missing"]),
+        ({"x": WANT.tensors[NORM]}, ["x: not in upstream's file"]),
+    ],
+    ids=["equal", "bit", "shape", "step", "missing", "extra"],
+)
+def test_the_comparison_of_tensors(changes: dict[str, Tensor | None], said: list[str]) -> None:
+    have = {name: t for name, t in (WANT.tensors | changes).items() if t is not None}
+    assert list(tensor_differences(WANT.tensors, have)) == said
 
-    def test_missing_extra_and_order(self) -> None:
-        have = dict(self.want.tensors)
-        first = next(iter(have))
-        moved = have.pop(first)
-        assert list(tensor_differences(self.want.tensors, have)) == [f"{first}: missing"]
-        assert list(tensor_differences(have, self.want.tensors)) == [
-            f"{first}: not in upstream's file"
-        ]
-        have[first] = moved
-        assert next(tensor_differences(self.want.tensors, have)).startswith("order: ")
 
-    @pytest.mark.parametrize(("steps", "differs"), [(1, False), (2, True)])
-    def test_ssm_a_may_be_one_step_off(self, steps: int, differs: bool) -> None:
-        name = "blk.0.ssm_a"
-        data = bytes.fromhex(self.want.tensors[name].data)
-        other = (int.from_bytes(data[:4], "little") + steps).to_bytes(4, "little") + data[4:]
-        tensor = replace(self.want.tensors[name], data=other.hex())
-        assert bool(self.differences(name, tensor)) == differs
-
-    def test_metadata(self) -> None:
-        key = "qwen35.block_count"
-        have = replace(self.want, metadata={**self.want.metadata, key: ["UINT32", 4]})
-        assert list(metadata_differences(self.want, have)) == [
-            f"{key}: expected ['UINT32', 5], found ['UINT32', 4]"
-        ]
-        assert not list(metadata_differences(self.want, have, [key]))
+def test_the_comparison_of_the_rest() -> None:
+    assert list(tensor_differences(WANT.tensors, {**WANT.tensors, DECAY: moved(2)}))
+    have = dict(WANT.tensors)
+    have[FIRST] = have.pop(FIRST)
+    assert next(tensor_differences(WANT.tensors, have)).startswith("order: ")
+    key = "qwen35.block_count"
+    other = replace(WANT, metadata={**WANT.metadata, key: ["UINT32", 4]})
+    said = [f"{key}: expected ['UINT32', 5], found ['UINT32', 4]"]
+    assert list(metadata_differences(WANT, other)) == said
+    assert not list(metadata_differences(WANT, WANT))
+    assert not list(metadata_differences(WANT, other, [key]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import pytest
 
@@ -21,6 +21,7 @@ from support.checkpoints import TINY
 from support.commands import held, spawn
 from support.conversions import converted
 from support.gguf_files import differing, tensors_of
+from support.hub_commands import Done, environment
 from support.hub_server import Hub
 from support.models import Models
 
@@ -41,34 +42,39 @@ def hub(models: Models) -> Iterator[Hub]:
         yield hub
 
 
-def start(hub: Hub, output: Path, *options: object, model: str = MODEL, **env: str) -> Popen[str]:
-    """Start a conversion of the hub's model, its cache beside the output."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k}
-    kept |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(output.parent / "home"), **env}
-    arguments = ["convert", model, "-o", output / "out.gguf", "--quant", "F16", *options]
-    return spawn(*arguments, prelude=f"{IMPATIENT}; {SMALL_PIECES}", env=kept)
+def start(hub: Hub, folder: Path, *arguments: object, **env: str) -> Popen[str]:
+    """Start a command of ours in `folder`, with the hub and a cache beside it."""
+    environ = environment(hub, folder.parent / "home", HF_HUB_DISABLE_TELEMETRY="1", **env)
+    return spawn(*arguments, prelude=f"{IMPATIENT}; {SMALL_PIECES}", env=environ, cwd=folder)
 
 
-def succeeds(hub: Hub, output: Path, *options: object, **env: str) -> bytes:
-    """Convert the hub's model and return the file."""
-    with start(hub, output, "--overwrite", *options, **env) as process:
+def run(hub: Hub, folder: Path, *arguments: object, **env: str) -> Done:
+    with start(hub, folder, *arguments, **env) as process:
         stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 0, stderr
-    assert "bits per weight" in stdout
+    assert "Traceback" not in stderr
+    return Done(process.returncode, stdout, stderr)
+
+
+def conversion(output: Path, *options: object, model: object = MODEL) -> tuple[object, ...]:
+    return ("convert", model, "-o", output / "out.gguf", "--quant", "F16", "--overwrite", *options)
+
+
+def succeeds(hub: Hub, output: Path, *options: object, model: object = MODEL, **env: str) -> bytes:
+    """Convert the hub's model and return the file."""
+    done = run(hub, output, *conversion(output, *options, model=model), **env)
+    assert done.code == 0, done.stderr
+    assert "bits per weight" in done.stdout
     return (output / "out.gguf").read_bytes()
 
 
 def fails(hub: Hub, output: Path, *words: str, model: str = MODEL, **env: str) -> None:
     """Convert the hub's model, in vain: one sentence, below what the client itself reports."""
-    with start(hub, output, model=model, **env) as process:
-        stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1, stderr
-    assert "Traceback" not in stderr, stderr
-    last = stderr.splitlines()[-1]
-    assert last.startswith("mtp-gguf: "), stderr
+    done = run(hub, output, *conversion(output, model=model), **env)
+    assert done.code == 1, done.stderr
+    assert done.last.startswith("mtp-gguf: "), done.stderr
     for word in (model, *words):
-        assert word in last
-    assert not stdout
+        assert word in done.last
+    assert not done.stdout
     assert not held(output)
 
 
@@ -104,9 +110,9 @@ class TestFetches:
         """With the size of what is missing in the cache; nothing is said of what is there."""
 
         def announced(*words: object) -> list[str]:
-            code, _, stderr = run(hub, output, *words)
-            assert code == 0, stderr
-            return [line for line in stderr.splitlines() if "download hf://" in line]
+            done = run(hub, output, *words)
+            assert done.code == 0, done.stderr
+            return [line for line in done.stderr.splitlines() if "download hf://" in line]
 
         def line(revision: str, names: list[str]) -> str:
             size = sum((hub.revisions[revision] / name).stat().st_size for name in names)
@@ -167,11 +173,9 @@ class TestFetches:
             bare = tmp_path / "bare.gguf"
         options = "--quant", "F16", "--mtp-from"
         converted(bare, tmp_path / "local.gguf", *options, donor)
-        with start(hub, output, "--mtp-from", MODEL, model=str(bare)) as process:
-            _, stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, stderr
+        ours = succeeds(hub, output, "--mtp-from", MODEL, model=bare)
         assert [*held(output)] == ["out.gguf"]
-        assert (output / "out.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
+        assert ours == (tmp_path / "local.gguf").read_bytes()
         index = index_of(donor)
         ranges = [asked.range for asked in hub.requests if "/cdn/" in asked.path]
         assert all(ranges)
@@ -183,10 +187,10 @@ class TestFetches:
 
     def test_nothing_of_a_donor_for_a_plan(self, hub: Hub, models: Models, output: Path) -> None:
         bare = models.checkpoint(replace(SHARDED, name="bare", mtp=False))
-        with start(hub, output, "--mtp-from", MODEL, "--dry-run", model=str(bare)) as process:
-            stdout, stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, stderr
-        assert "mtp.fc.weight" in stdout
+        words = conversion(output, "--mtp-from", MODEL, "--dry-run", model=bare)
+        done = run(hub, output, *words)
+        assert done.code == 0, done.stderr
+        assert "mtp.fc.weight" in done.stdout
         assert not held(output)
 
     def test_no_file_that_nobody_reads(self, models: Models, output: Path, tmp_path: Path) -> None:
@@ -219,7 +223,7 @@ class TestFetches:
     def test_nothing_more_after_an_interrupt(self, hub: Hub, output: Path) -> None:
         """Ctrl-C takes effect while a file is downloaded, and not after it."""
         hub.stalls, hub.cut_after = True, 1000
-        with start(hub, output) as process:
+        with start(hub, output, *conversion(output)) as process:
             assert hub.stalled.wait(60)
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=30)  # and the hub still sends nothing
@@ -230,40 +234,39 @@ class TestFetches:
 
 
 class TestFails:
-    def test_no_such_model(self, hub: Hub, output: Path) -> None:
-        words = "no such model", "private", "check the name", "hf auth login", "HF_TOKEN"
-        fails(hub, output, *words, model="somebody/else")
-
-    def test_private(self, hub: Hub, output: Path) -> None:
-        hub.token = TOKEN
-        fails(hub, output, "no such model", "private", "hf auth login")
+    @pytest.mark.parametrize(
+        ("trouble", "said"),
+        [
+            ({"token": TOKEN}, "no such model … private … hf auth login"),
+            ({"gated": True}, "is gated … accept its terms … hf auth login … HF_TOKEN"),
+            ({"cuts": 1000, "cut_after": 0}, "download failed … try again"),
+            ({"fault": 500}, "500"),
+            pytest.param({"fault": 503}, "503", marks=pytest.mark.thorough),
+            pytest.param({"fault": 429}, "429", marks=pytest.mark.thorough),
+        ],
+        ids=str,
+    )
+    def test_without_an_answer(
+        self, trouble: dict[str, Any], said: str, hub: Hub, output: Path
+    ) -> None:
+        vars(hub).update(trouble)
+        fails(hub, output, *said.split(" … "))
 
     def test_wrong_token(self, hub: Hub, output: Path) -> None:
         hub.token = TOKEN
         fails(hub, output, "401", "HF_TOKEN", HF_TOKEN="hf_another")
 
-    def test_gated(self, hub: Hub, output: Path) -> None:
-        hub.gated = True
-        fails(hub, output, "is gated", "accept its terms", "hf auth login", "HF_TOKEN")
-
-    def test_no_such_revision(self, hub: Hub, output: Path) -> None:
-        with start(hub, output, "--revision", "v9") as process:
-            _, stderr = process.communicate(timeout=120)
-        assert process.returncode == 1
-        assert stderr == f"mtp-gguf: {MODEL}: no revision 'v9' on the hub\n"
-
-    @pytest.mark.sample(1)
-    @pytest.mark.parametrize("status", [500, 503, 429])
-    def test_server_error(self, status: int, hub: Hub, output: Path) -> None:
-        hub.fault = status
-        fails(hub, output, str(status))
-
-    def test_server_error_in_the_middle(self, hub: Hub, output: Path) -> None:
-        hub.cuts, hub.cut_after = 1000, 0
-        fails(hub, output, "download failed", "try again")
-
     def test_nobody_listens(self, hub: Hub, output: Path) -> None:
         fails(hub, output, "cannot be reached", HF_ENDPOINT="http://127.0.0.1:9")
+
+    def test_no_such_model(self, hub: Hub, output: Path) -> None:
+        words = "no such model", "private", "check the name", "hf auth login", "HF_TOKEN"
+        fails(hub, output, *words, model="somebody/else")
+
+    def test_no_such_revision(self, hub: Hub, output: Path) -> None:
+        done = run(hub, output, *conversion(output, "--revision", "v9"))
+        assert done.code == 1
+        assert done.stderr == f"mtp-gguf: {MODEL}: no revision 'v9' on the hub\n"
 
     def test_offline_and_not_in_the_cache(self, hub: Hub, output: Path) -> None:
         fails(hub, output, "local cache", "offline mode", "HF_HUB_OFFLINE", HF_HUB_OFFLINE="1")
@@ -274,34 +277,26 @@ class TestFails:
         (output / "out.gguf").unlink()
         fails(hub, output, "incomplete in the local cache", HF_HUB_OFFLINE="1")
 
-    def test_not_a_model_of_the_family(self, models: Models, output: Path, tmp_path: Path) -> None:
-        """Detected from the config, before any weights are fetched."""
-        folder = models.copy(TINY, tmp_path)
-        (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-        with Hub(MODEL, {"main": folder}) as hub, start(hub, output) as process:
-            _, stderr = process.communicate(timeout=120)
-        assert "LlamaForCausalLM" in stderr
-        assert hub.fetched() == ["config.json"]
-
-    def test_index_that_points_outside(self, models: Models, output: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("file", "text", "said"),
+        [
+            # Before any weights are fetched.
+            ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "LlamaForCausalLM"),
+            (
+                *(INDEX, '{"weight_map": {"mtp.fc.weight": "../../config.json"}}'),
+                "a file name inside the folder, found '../../config.json'",
+            ),
+        ],
+        ids=["architecture", "index"],
+    )
+    def test_files_that_are_wrong(
+        self, file: str, text: str, said: str, models: Models, output: Path, tmp_path: Path
+    ) -> None:
         folder = models.copy(SHARDED, tmp_path)
-        (folder / INDEX).write_text('{"weight_map": {"mtp.fc.weight": "../../config.json"}}')
-        with Hub(MODEL, {"main": folder}) as hub, start(hub, output) as process:
-            _, stderr = process.communicate(timeout=120)
-        assert "a file name inside the folder, found '../../config.json'" in stderr
-        assert hub.fetched() == ["config.json", INDEX]
-
-
-def run(hub: Hub, folder: Path, *arguments: object) -> tuple[int, str, str]:
-    """Run a command of ours in `folder`, with the hub: exit code, output, errors."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k}
-    kept |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder.parent / "home")}
-    kept["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    prelude = f"{IMPATIENT}; {SMALL_PIECES}"
-    with spawn(*arguments, prelude=prelude, env=kept, cwd=folder) as process:
-        stdout, stderr = process.communicate(timeout=120)
-    assert "Traceback" not in stderr
-    return process.returncode, stdout, stderr
+        (folder / file).write_text(text)
+        with Hub(MODEL, {"main": folder}) as hub:
+            assert said in run(hub, output, *conversion(output)).stderr
+        assert hub.fetched() == [*dict.fromkeys(["config.json", file])]
 
 
 class TestNames:
@@ -314,30 +309,29 @@ class TestNames:
     ) -> None:
         converted(models.checkpoint(SHARDED), tmp_path / "own.gguf", "--quant", "F16")
         options = ("--quant", "F16", "-o", "out.gguf")
-        assert run(hub, output, "convert", name, *options)[0] == 0
+        assert run(hub, output, "convert", name, *options).code == 0
         made = tensors_of(output / "out.gguf")
         assert not differing(made, tensors_of(tmp_path / "own.gguf"))
-        assert run(hub, output, "doctor", name)[:2] == (
+        done = run(hub, output, "doctor", name)
+        assert (done.code, done.stdout) == (
             0,
             f"{name.removeprefix('hf://')}: can draft\nhead: 15 mtp.* tensors\n"
             f"runs with: mtp-gguf convert {name.removeprefix('hf://')} --mtp-f16 --fastmtp\n",
         )
-        assert "can draft once converted" in run(hub, output, "list-tensors", name)[1]
-        assert run(hub, output, "compare", "out.gguf", name)[0] == 0
-        assert run(hub, output, "doctor", "out.gguf", "--from", name)[0] == 0
-        assert run(hub, output, "strip", "out.gguf", "-o", "trunk.gguf")[0] == 0
+        assert "can draft once converted" in run(hub, output, "list-tensors", name).stdout
+        assert run(hub, output, "compare", "out.gguf", name).code == 0
+        assert run(hub, output, "doctor", "out.gguf", "--from", name).code == 0
+        assert run(hub, output, "strip", "out.gguf", "-o", "trunk.gguf").code == 0
         arguments = ("trunk.gguf", "--from", name, "--no-check", "-o", "whole.gguf")
-        assert run(hub, output, "graft", *arguments)[0] == 0
+        assert run(hub, output, "graft", *arguments).code == 0
 
     def test_a_revision_in_the_name(
         self, hub: Hub, models: Models, output: Path, tmp_path: Path
     ) -> None:
         folder = models.copy(OTHER, tmp_path / "copies").rename(tmp_path / "Tiny-3.5")
         converted(folder, tmp_path / "local.gguf", "--quant", "F16")
-        with start(hub, output, model=f"{MODEL}@v2") as process:
-            _, stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, stderr
-        assert (output / "out.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
+        ours = succeeds(hub, output, model=f"{MODEL}@v2")
+        assert ours == (tmp_path / "local.gguf").read_bytes()
 
     @pytest.mark.thorough
     def test_a_mistyped_path_is_not_asked_of_the_hub(self, hub: Hub, output: Path) -> None:
@@ -347,12 +341,13 @@ class TestNames:
             ("Qwen", "models on the hub are named OWNER/NAME"),
             ("/nowhere/Qwen", "models on the hub are named OWNER/NAME"),
         ):
-            code, stdout, stderr = run(hub, output, "convert", name)
-            assert (code, stdout) == (1, "")
-            assert stderr.startswith(f"mtp-gguf: {name}: expected a folder with config.json, found")
-            assert stderr.endswith(f"{said}\n")
-        assert run(hub, output, "doctor", "Qwen/x.gguf")[0] == 1
-        assert run(hub, output, "list-tensors", "Qwen/x.safetensors")[0] == 1
+            done = run(hub, output, "convert", name)
+            assert (done.code, done.stdout) == (1, "")
+            found = f"mtp-gguf: {name}: expected a folder with config.json, found"
+            assert done.stderr.startswith(found)
+            assert done.stderr.endswith(f"{said}\n")
+        assert run(hub, output, "doctor", "Qwen/x.gguf").code == 1
+        assert run(hub, output, "list-tensors", "Qwen/x.safetensors").code == 1
         assert not hub.requests
 
     def test_a_revision_needs_the_hub(self, hub: Hub, models: Models, output: Path) -> None:
@@ -360,9 +355,9 @@ class TestNames:
             ("convert", models.checkpoint(TINY), "--revision", "v2"),
             ("convert", f"{MODEL}@main", "--revision", "v2"),
         ):
-            code, _, stderr = run(hub, output, *arguments)
-            assert code == 2
-            assert "--revision" in stderr
+            done = run(hub, output, *arguments)
+            assert done.code == 2
+            assert "--revision" in done.stderr
         assert not hub.requests
 
 
@@ -396,18 +391,27 @@ class TestOtherRepositories:
             (folder / name).write_text(text)
         with Hub(MODEL, {"main": folder}) as hub:
             for command in ("convert", *(["doctor", "list-tensors"] if "GGUF" in said else [])):
-                code, stdout, stderr = run(hub, output, command, MODEL)
-                assert (code, stdout) == (1, "")
+                done = run(hub, output, command, MODEL)
+                assert (done.code, done.stdout) == (1, "")
                 expected = f"mtp-gguf: {MODEL}: expected a checkpoint with config.json, {said}"
-                assert stderr.startswith(expected)
+                assert done.stderr.startswith(expected)
 
     @pytest.mark.sample(1)
     @pytest.mark.parametrize("kind", ["dataset", "space"])
     def test_what_is_no_model(self, kind: str, output: Path, tmp_path: Path) -> None:
         with Hub(MODEL, {"main": tmp_path}, kind=kind) as hub:
-            code, _, stderr = run(hub, output, "convert", MODEL)
-        assert code == 1
-        assert stderr == f"mtp-gguf: {MODEL}: expected a model on the hub, found a {kind}\n"
+            done = run(hub, output, "convert", MODEL)
+        assert done.code == 1
+        assert done.stderr == f"mtp-gguf: {MODEL}: expected a model on the hub, found a {kind}\n"
+
+
+def finding_of(hub: Hub, folder: Path, model: object) -> dict[str, str]:
+    """The only finding of the doctor."""
+    done = run(hub, folder, "doctor", model, "--json")
+    assert done.code == 1
+    [finding] = json.loads(done.stdout)["findings"]
+    found: dict[str, str] = finding
+    return found
 
 
 class TestDoctor:
@@ -421,24 +425,18 @@ class TestDoctor:
         versions = {"v1": bare, "main": models.checkpoint(SHARDED)}
         with Hub(MODEL, versions) as hub:
             # One model is on this hub: its first version stands for the fine-tune.
-            code, stdout, _ = run(hub, output, "doctor", f"hf://{MODEL}@v1", "--json")
-            assert code == 1
-            [finding] = json.loads(stdout)["findings"]
-            command = finding["fix"]
+            command = finding_of(hub, output, f"hf://{MODEL}@v1")["fix"]
             assert command == f"mtp-gguf convert {MODEL}@v1 --from ORIGINAL --mtp-f16"
             words = shlex.split(command.replace("ORIGINAL", MODEL))
-            assert run(hub, output, *words[1:], "-o", "out.gguf")[0] == 0
-            assert run(hub, output, "doctor", "out.gguf")[0] == 0
+            assert run(hub, output, *words[1:], "-o", "out.gguf").code == 0
+            assert run(hub, output, "doctor", "out.gguf").code == 0
         fine_tune = models.copy(replace(SHARDED, name="local", mtp=False), tmp_path)
         (fine_tune / "README.md").write_text(f"---\nbase_model: {MODEL}\n---\n")
         with Hub(MODEL, versions) as hub:
-            code, stdout, _ = run(hub, output, "doctor", fine_tune, "--json")
-            [finding] = json.loads(stdout)["findings"]
-            command = finding["fix"]
-            words = shlex.split(command)
+            words = shlex.split(finding_of(hub, output, fine_tune)["fix"])
             assert words[1:4] == ["convert", str(fine_tune), "--from"]
-            assert run(hub, output, *words[1:], "-o", "local.gguf")[0] == 0
-            assert run(hub, output, "doctor", "local.gguf")[0] == 0
+            assert run(hub, output, *words[1:], "-o", "local.gguf").code == 0
+            assert run(hub, output, "doctor", "local.gguf").code == 0
 
     def test_what_is_broken_there_is_not_blamed_on_the_cache(
         self, models: Models, output: Path, tmp_path: Path
@@ -446,9 +444,7 @@ class TestDoctor:
         broken = models.copy(TINY, tmp_path)
         edit_tensors(broken, lambda t: t.update({"mtp.fc.weight": t["mtp.fc.weight"].T.copy()}))
         with Hub(MODEL, {"main": broken}) as hub:
-            code, stdout, _ = run(hub, output, "doctor", MODEL, "--json")
-        assert code == 1
-        [finding] = json.loads(stdout)["findings"]
+            finding = finding_of(hub, output, MODEL)
         assert "home" not in json.dumps(finding)
         assert not finding["fix"]
 
@@ -458,12 +454,12 @@ class TestDoctor:
         edit_json(folder / "config.json", lambda c: c.update(_name_or_path=MODEL))
         (folder / index_of(folder)["mtp.fc.weight"]).unlink()
         with Hub(MODEL, {"main": models.checkpoint(SHARDED)}) as hub:
-            [finding] = json.loads(run(hub, output, "doctor", folder, "--json")[1])["findings"]
-            command = shlex.split(finding["fix"])
+            command = shlex.split(finding_of(hub, output, folder)["fix"])
             assert command[:3] == ["hf", "download", MODEL]
-            environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
             client = "from huggingface_hub.cli.hf import main; main()"
             subprocess.run(
-                [sys.executable, "-c", client, *command[1:]], env=environment, check=True
+                [sys.executable, "-c", client, *command[1:]],
+                env=environment(hub, tmp_path),
+                check=True,
             )
-            assert run(hub, output, "doctor", command[-1])[0] == 0
+            assert run(hub, output, "doctor", command[-1]).code == 0

@@ -130,7 +130,7 @@ FAMILY = Family(
             "model.mtp.layers.1.hnorm.weight",
             missing,
             "hnorm.weight: expected shape [64] by the config, found no such",
-        ),
+        )
     ],
     refused=[
         ({"swa_head_dim": 64}, "swa_head_dim: expected head_dim (32), as in llama.cpp, found 64"),
@@ -188,8 +188,7 @@ def test_separate_projections(checkpoint: Path, fused: Path, whole: Path, tmp_pa
 @pytest.mark.parametrize("devices", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_blocks_of_several_devices(devices: int, fused: Path, tmp_path: Path) -> None:
     """FP8, with the rows and scales of each device after those of the one before."""
-    folder = tmp_path / "mimo-fp8"
-    shutil.copytree(fused, folder)
+    folder = shutil.copytree(fused, tmp_path / "mimo-fp8")
     save(folder, dict(in_fp8(tensors_of(folder), devices)))
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     change(folder, quantization_config=block)
@@ -202,8 +201,7 @@ def test_experts_in_mxfp4(fused: Path, tmp_path: Path) -> None:
     """As MiMo-V2.6 has them; the type MXFP4 keeps them as they are."""
     import torch  # noqa: PLC0415
 
-    folder = tmp_path / "mimo-mxfp4"
-    shutil.copytree(fused, folder)
+    folder = shutil.copytree(fused, tmp_path / "mimo-mxfp4")
     tensors = tensors_of(folder)
     noise = torch.Generator().manual_seed(5)
     for name in [name for name in tensors if ".mlp.experts." in name]:
@@ -257,8 +255,7 @@ def test_vocabularies_are_for_our_own_drafting(checkpoint: Path, tmp_path: Path)
 
 
 def test_a_head_that_the_config_promises(trunk: Trunk, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(trunk[0], folder)
+    folder = shutil.copytree(trunk[0], tmp_path / "model")
     change(folder, num_nextn_predict_layers=3)
     words = ("num_nextn_predict_layers is 3, but the checkpoint has no MTP layers", "--no-mtp")
     refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=words)

@@ -6,7 +6,6 @@ The checkpoints are saved by transformers (`Qwen3_5ForConditionalGeneration.save
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,12 +17,13 @@ from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.hub import remote
 from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoint_edits import edit_json, edit_tensors, read_tensors
-from support.checkpoints import TINY, Spec, write_checkpoint, write_safetensors
+from support.checkpoints import TINY, Spec, write_safetensors
 from support.commands import check_refusal, held, invoke, spawn
 from support.conversions import converted, refused
 from support.gguf_files import edited, tensors_of
 from support.hub_commands import environment
 from support.hub_server import Hub
+from support.models import Models
 from support.upstream.convert_upstream import convert as convert_upstream
 from support.vision_models import write_vision_checkpoint
 
@@ -127,8 +127,7 @@ def test_only_its_shards_from_the_hub(model: Path, output: Path, tmp_path: Path)
     index = {"weight_map": {n: f"{file}.safetensors" for n, file in files.items()}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with Hub(name, {"main": folder}) as hub:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k}
-        kept |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
+        kept = environment(hub, tmp_path / "home")
         for option, wanted in (("--mmproj-only", "2-vision"), ("--no-mtp", "1-text")):
             hub.requests.clear()
             with spawn("convert", name, "-o", output / "x.gguf", option, env=kept) as process:
@@ -175,9 +174,12 @@ def test_fine_tunes_without_a_tower(broken: Path, output: Path) -> None:
     refused([broken, "--no-mtp", "--mmproj", "-o", output], "vision tower", output=output)
 
 
-def test_text_models(output: Path, tmp_path: Path) -> None:
-    text = write_checkpoint(tmp_path / "text", TINY)
-    refused([text, "--mmproj", "-o", output], "expected a vision tower", output=output)
+def test_text_models(models: Models, output: Path) -> None:
+    refused(
+        [models.checkpoint(TINY), "--mmproj", "-o", output],
+        "expected a vision tower",
+        output=output,
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,13 +271,6 @@ def test_file_tools_refuse_towers(files: Path, output: Path) -> None:
         check_refusal(result.exit_code, result.stderr, "clip")
 
 
-@pytest.fixture(scope="module")
-def head_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that can draft, of the width that the tower is for."""
-    folder = tmp_path_factory.mktemp("head")
-    return converted_of(TINY, folder)
-
-
 def examined(*arguments: object, code: int) -> dict[str, object]:
     """What `doctor --json` says."""
     result = invoke("doctor", *arguments, "--json")
@@ -301,12 +296,13 @@ def test_doctor_of_towers(files: Path, output: Path) -> None:
     assert "block_count: expected a number from 1 to 512, found 2147483648" in str(found)
 
 
-def test_doctor_of_pairs(files: Path, head_model: Path, output: Path) -> None:
+def test_doctor_of_pairs(files: Path, models: Models, output: Path) -> None:
+    head_model = models.convert(TINY)
     fields = examined(head_model, "--mmproj", files / "half.gguf", code=0)
     assert fields["can_draft"]
     result = invoke("doctor", head_model, "--mmproj", files / "half.gguf")
     assert "sees pictures: vision tower" in result.output
-    wide = converted_of(replace(TINY, name="wide", hidden=96), output)
+    wide = models.convert(replace(TINY, name="wide", hidden=96))
     fields = examined(wide, "--mmproj", files / "half.gguf", code=1)
     assert fields["can_draft"]  # without pictures
     assert "a model with embeddings of 96, found one for 64" in str(fields["findings"])
@@ -319,8 +315,3 @@ def test_doctor_of_pairs(files: Path, head_model: Path, output: Path) -> None:
     foreign = edited(files / "half.gguf", output / "x.gguf", metadata=other)
     fields = examined(head_model, "--mmproj", foreign, code=1)
     assert "expected the projector qwen3vl_merger for qwen35, found pixtral" in str(fields)
-
-
-def converted_of(spec: Spec, folder: Path) -> Path:
-    converted(write_checkpoint(folder / spec.name, spec), folder / f"{spec.name}.gguf")
-    return folder / f"{spec.name}.gguf"

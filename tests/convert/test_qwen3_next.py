@@ -15,8 +15,9 @@ import pytest
 
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.vision import PROJECTOR, VisionTower, misfits
+from support.checkpoint_edits import edit_json
 from support.checkpoints import SPECS
-from support.commands import refused, succeed
+from support.commands import invoke, refused, succeed
 from support.gguf_files import edited
 from support.models import Models
 
@@ -36,9 +37,7 @@ def test_models_that_llama_cpp_does_not_have(
 ) -> None:
     """Upstream's converter writes files of them that do not load, or compute something else."""
     folder = models.copy(SPEC, tmp_path)
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | {key: value}
-    path.write_text(json.dumps(config), encoding="utf-8")
+    edit_json(folder / "config.json", lambda config: config.update({key: value}))
     refused(tmp_path, "convert", folder, "-o", tmp_path / "x.gguf", words=(said,))
 
 
@@ -52,17 +51,10 @@ def test_doctor_knows_the_whole_model(models: Models, tmp_path: Path) -> None:
     base = tmp_path / "base.gguf"
     succeed("strip", path, "-o", base)
     broken = edited(base, tmp_path / "broken.gguf", tensors=lambda t: t.pop("blk.0.ssm_ba.weight"))
-    text = json.loads(invoke_doctor(broken, path))["findings"][0]["text"]
+    succeed("extract", path, "-o", tmp_path / "head.gguf")
+    report = invoke("doctor", broken, "--head", tmp_path / "head.gguf", "--json").stdout
+    text = json.loads(report)["findings"][0]["text"]
     assert text == "blk.0.ssm_ba.weight: expected this tensor, found none"
-
-
-def invoke_doctor(trunk: Path, head: Path) -> str:
-    """The report on a trunk with the head of another file."""
-    from support.commands import invoke  # noqa: PLC0415
-
-    alone = trunk.with_name("head.gguf")
-    succeed("extract", head, "-o", alone)
-    return invoke("doctor", trunk, "--head", alone, "--json").stdout
 
 
 def test_graft_from_a_checkpoint(models: Models, tmp_path: Path) -> None:

@@ -19,16 +19,7 @@ from support.upstream import compare
 from support.upstream.compare import without_ones
 from support.upstream.convert_upstream import convert
 from support.upstream.describe import describe
-from support.upstream.families import (
-    NEEDS_TRANSFORMERS,
-    Family,
-    FamilyTests,
-    Trunk,
-    missing,
-    plus_one,
-    tensors_of,
-    with_head,
-)
+from support.upstream.families import NEEDS_TRANSFORMERS, Family, FamilyTests, missing, plus_one
 
 pytestmark = NEEDS_TRANSFORMERS
 
@@ -109,7 +100,9 @@ def differences(expected: Path, found: Path) -> list[str]:
 FAMILY = Family(
     make,
     spread,
-    {},  # the fixture `checkpoint` adds it
+    {f"mtp.{name}": shape for name, shape in HEAD.items()},
+    like={"mtp.layers.0.": f"model.layers.{LAYERS - 1}."},
+    scale=0.05,
     tolerance=2e-3,  # of logits up to 1.6; a wrong norm, order or constant shows as 0.05 to 1
     said="MTP head in block 4, for a llama.cpp that drafts with qwen4exp",
     in_f16="blk.4.attn_q.weight",
@@ -150,19 +143,6 @@ FAMILY = Family(
 
 class TestFamily(FamilyTests):
     pass
-
-
-@pytest.fixture(scope="module")
-def checkpoint(trunk: Trunk, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    like = f"model.layers.{LAYERS - 1}."
-    layer = {
-        f"layers.0.{name.removeprefix(like)}": tuple(values.shape)
-        for name, values in tensors_of(trunk[0]).items()
-        if name.startswith(like)
-    }
-    head = {f"mtp.{name}": shape for name, shape in (HEAD | layer).items()}
-    folder = tmp_path_factory.mktemp("flash-next") / "flash-next-mtp"
-    return with_head(folder, trunk[0], head, scale=0.05)
 
 
 def test_the_trunk_is_upstreams(checkpoint: Path, tmp_path: Path) -> None:

@@ -189,8 +189,10 @@ CONFIGS: dict[str, Edit] = {
 EVERYDAY_CONFIGS = ("yarn-attn-factor", "head-uncounted")
 
 
-def _cases(names: Any, everyday: tuple[str, ...]) -> list[Any]:
-    marks = {name: () if name in everyday else (pytest.mark.slow,) for name in names}
+def _cases(names: Any, everyday: tuple[str, ...], thorough: tuple[str, ...] = ()) -> list[Any]:
+    marks: dict[str, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(names, (pytest.mark.slow,))
+    marks |= dict.fromkeys(thorough, (pytest.mark.thorough,))
+    marks |= dict.fromkeys(everyday, ())
     return [pytest.param(name, marks=mark, id=name) for name, mark in marks.items()]
 
 
@@ -297,10 +299,14 @@ TOKENIZERS: dict[str, Both] = {
     "qwen2": processed(BYTE_LEVEL, tokenizer_class="Qwen2Tokenizer"),
     "fast": processed(BYTE_LEVEL, tokenizer_class="PreTrainedTokenizerFast"),
 }
-EVERYDAY_TOKENIZERS = ("first",)
+EVERYDAY_TOKENIZERS = ("first", "looks-special")
+THOROUGH_TOKENIZERS = (
+    *("sentencepiece", "special", "no-step", "no-step-adds", "bytes-win", "first-known"),
+    *("bytes-first", "first-bytes", "last", "last-other"),
+)
 
 
-@pytest.mark.parametrize("name", _cases(TOKENIZERS, EVERYDAY_TOKENIZERS))
+@pytest.mark.parametrize("name", _cases(TOKENIZERS, EVERYDAY_TOKENIZERS, THOROUGH_TOKENIZERS))
 def test_habits_of_tokenizers(name: str, original: Path, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "tiny", TINY)
     paths = [model / file for file in ("tokenizer.json", "tokenizer_config.json")]

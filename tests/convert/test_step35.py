@@ -194,7 +194,7 @@ FAMILY = Family(
             "model.layers.5.enorm.weight",
             missing,
             "model.layers.5.enorm.weight: expected shape [64] by the config, found no such",
-        ),
+        )
     ],
     refused=[
         ({"layer_types": KINDS[:2]}, "layer_types: expected at least 4 entries"),

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from gguf import GGUFReader
-from typer.testing import CliRunner
 
-from mtp_gguf.cli import app
 from support.checkpoints import SPECS, Spec, tokenizer_json, write_checkpoint, write_tokenizer
+from support.commands import succeed
 from support.upstream.compare import (
     differences,
     metadata_differences,
@@ -49,10 +48,7 @@ def test_goldens_are_what_upstream_makes(name: str, variant: Variant, tmp_path: 
     spec = SPECS[name]
     folder = write_checkpoint(tmp_path / spec.name, spec)
     have, want = describe(run_upstream(spec, variant, folder, tmp_path)), expected(spec, variant)
-    found = [
-        *tensor_differences(want.tensors, have.tensors),
-        *metadata_differences(want, have),
-    ]
+    found = [*tensor_differences(want.tensors, have.tensors), *metadata_differences(want, have)]
     assert not found, "\n".join(found)
 
 
@@ -113,34 +109,10 @@ def test_tokenizer_section_equals_the_unpatched_converters(
     """
     theirs = describe(convert(full_vocabulary, tmp_path / "theirs.gguf", "f16", pre=None))
     out = tmp_path / "ours.gguf"
-    result = CliRunner().invoke(
-        app, ["convert", str(full_vocabulary), "-o", str(out), "--quant", "F16", "--mtp-f16"]
-    )
-    assert result.exit_code == 0, result.output
+    succeed("convert", full_vocabulary, "-o", out, "--quant", "F16", "--mtp-f16")
     ours = describe(out)
     assert ours.metadata["tokenizer.ggml.tokens"][1] == 151936
     assert ours.metadata["tokenizer.ggml.merges"][1] == 151387
     pre = "tokenizer.ggml.pre"
     assert not list(metadata_differences(theirs, ours, [pre]))
     assert (theirs.metadata[pre][1], ours.metadata[pre][1]) == ("qwen2", "qwen35")
-
-
-@pytest.mark.thorough
-def test_the_test_vocabulary_splits_as_upstreams_test_vectors(full_vocabulary: Path) -> None:
-    """The tokenizer.json of these tests is faithful: it gives the ids upstream expects.
-
-    But for accents typed as combining marks: the tokenizer composes them (NFC), llama.cpp and
-    its vectors do not.
-    """
-    from tokenizers import Tokenizer  # noqa: PLC0415
-
-    tokenizer = Tokenizer.from_file(str(full_vocabulary / "tokenizer.json"))
-    source = llama_cpp_source()
-    texts = (source / f"{VOCABULARY}.inp").read_text(encoding="utf-8")
-    lines = (source / f"{VOCABULARY}.out").read_text(encoding="utf-8").splitlines()
-    cases = list(zip(texts.split("\n__ggml_vocab_test__\n"), lines, strict=False))
-    assert len(cases) == 50
-    for text, line in cases:
-        if "\N{COMBINING ACUTE ACCENT}" in text or "\N{COMBINING GRAVE ACCENT}" in text:
-            continue
-        assert tokenizer.encode(text).ids == [int(token) for token in line.split()], text

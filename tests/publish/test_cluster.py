@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from signal import SIGINT, SIGKILL
 from threading import Event
+from typing import Any
 
 import numpy as np
 import psutil
@@ -60,9 +61,8 @@ def hub(checkpoint: Path) -> Iterator[UploadHub]:
 def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a call without a cluster."""
     work = tmp_path_factory.mktemp("expected")
-    with UploadHub(MODEL, {"main": checkpoint}, token=TOKEN) as hub, started(hub, work, None) as p:
-        told = p.communicate(timeout=_TIMEOUT)[1]
-    assert p.returncode == 0, told
+    with UploadHub(MODEL, {"main": checkpoint}, token=TOKEN) as hub:
+        told_by(hub, work, None)
     return published(work)
 
 
@@ -98,6 +98,14 @@ def started(
         finally:
             if process.poll() is None:
                 process.kill()
+
+
+def told_by(hub: UploadHub, work: Path, *arguments: Any, code: int = 0, **how: Any) -> str:
+    """What `publish` says on standard error, which ends with this code."""
+    with started(hub, work, *arguments, **how) as process:
+        told: str = process.communicate(timeout=_TIMEOUT)[1]
+    assert process.returncode == code, told
+    return told
 
 
 def published(work: Path) -> dict[str, bytes]:
@@ -189,9 +197,7 @@ def test_goes_on_after_a_signal(
     assert not [child for child in children if child.is_running()], "no worker outlives the client"
     left = {Path(name).suffix for name in held(tmp_path / "out")}
     assert left == {".partial", ".done"}
-    with started(hub, tmp_path, None) as process:
-        told = process.communicate(timeout=_TIMEOUT)[1]
-    assert process.returncode == 0, told
+    told_by(hub, tmp_path, None)
     assert published(tmp_path) == expected
 
 
@@ -202,12 +208,8 @@ SHARDS = ("--split-max-size", "60K", "--sidecar", "Q8_0")
 def shards(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Files in shards and a head alone, of a call without a cluster."""
     work = tmp_path_factory.mktemp("shards")
-    with (
-        UploadHub(MODEL, {"main": checkpoint}, token=TOKEN) as hub,
-        started(hub, work, None, *SHARDS) as p,
-    ):
-        told = p.communicate(timeout=_TIMEOUT)[1]
-    assert p.returncode == 0, told
+    with UploadHub(MODEL, {"main": checkpoint}, token=TOKEN) as hub:
+        told_by(hub, work, None, *SHARDS)
     return published(work)
 
 
@@ -235,9 +237,7 @@ def test_workers_upload_what_they_write(
     for text in (stdout, told, *(d.decode("latin-1") for d in held(tmp_path).values())):
         assert TOKEN not in text
     hub.received.clear()
-    with started(hub, tmp_path, None, *SHARDS, upload=True) as process:
-        told = process.communicate(timeout=_TIMEOUT)[1]
-    assert process.returncode == 0, told
+    told_by(hub, tmp_path, None, *SHARDS, upload=True)
     assert not hub.received
     assert {*published(tmp_path)} == {"README.md"}, "nothing is converted again"
 
@@ -260,9 +260,7 @@ def test_uploads_by_workers_go_on_after_a_signal(
     before = {*hub.stored}
     assert before < {*shards}
     hub.received.clear()
-    with started(hub, tmp_path, "local:2", *SHARDS, upload=True) as process:
-        told = process.communicate(timeout=_TIMEOUT)[1]
-    assert process.returncode == 0, told
+    told_by(hub, tmp_path, "local:2", *SHARDS, upload=True)
     assert hub.stored == shards
     digests = {sha256(shards[name]).hexdigest() for name in before}
     assert not digests & {*hub.received}
@@ -292,14 +290,11 @@ def test_a_unit_that_fails_three_times_ends_the_model(
 ) -> None:
     """What is written stays for the next call, which may run without a cluster."""
     old = SMALL_UNITS + "units.version = lambda _: '0'\n"
-    with started(hub, tmp_path, "local:1", prelude=old) as process:
-        told = process.communicate(timeout=_TIMEOUT)[1]
-    assert process.returncode == 1
+    told = told_by(hub, tmp_path, "local:1", prelude=old, code=1)
     last = told.splitlines()[-1]
     assert "a part of the conversion failed 3 times: expected mtp-gguf 0 on every worker" in last
     assert not [*(tmp_path / "out").glob("*.gguf")]
-    with started(hub, tmp_path, None) as process:
-        assert process.wait(_TIMEOUT) == 0
+    told_by(hub, tmp_path, None)
     assert published(tmp_path) == expected
 
 
@@ -333,18 +328,14 @@ def test_names_of_clusters(name: str, checkpoint: Path) -> None:
 
 def test_without_the_extra(hub: UploadHub, tmp_path: Path) -> None:
     absent = "import sys; sys.modules['distributed'] = None"
-    with started(hub, tmp_path, "local:1", prelude=absent) as process:
-        told = process.communicate(timeout=_TIMEOUT)[1]
-    assert process.returncode == 1
+    told = told_by(hub, tmp_path, "local:1", prelude=absent, code=1)
     assert told.endswith("pip install 'mtp-gguf[cluster]'\n")
 
 
 def test_without_a_scheduler(hub: UploadHub, tmp_path: Path) -> None:
     soon = "from mtp_gguf.publish import cluster; cluster._CONNECT = 1"
     address = f"tcp://127.0.0.1:{free_port()}"
-    with started(hub, tmp_path, address, prelude=soon) as process:
-        told = process.communicate(timeout=_TIMEOUT)[1]
-    assert process.returncode == 1
+    told = told_by(hub, tmp_path, address, prelude=soon, code=1)
     assert f"mtp-gguf: {address}: the cluster cannot be used: " in told
     assert told.count("\n") == 1
 
@@ -425,8 +416,6 @@ def test_random_kills(hub: UploadHub, expected: dict[str, bytes], tmp_path: Path
             if process.returncode > 0:
                 assert told.splitlines()[-1].startswith(f"mtp-gguf: {machines.address}: "), told
             if process.returncode:
-                with started(hub, work, machines.address, prelude=quick) as process:
-                    told = process.communicate(timeout=_TIMEOUT)[1]
-                assert process.returncode == 0, told
+                told_by(hub, work, machines.address, prelude=quick)
             assert published(work) == expected, (number, victim)
         print(json.dumps(ended), f"{time.monotonic() - began:.0f} s")

@@ -112,12 +112,7 @@ def result() -> BenchResult:
         servers=(
             ServerResult("llama-server", HOSTILE, 2, stats(38.2), 0.7, stats(60.0), stats(1.57)),
             ServerResult(
-                "llama-server (patched)",
-                "v",
-                2,
-                None,
-                None,
-                note=f"ended while loading: {HOSTILE}",
+                "llama-server (patched)", "v", 2, None, None, note=f"ended while loading: {HOSTILE}"
             ),
         ),
         coverage={1024: 0.81, 32768: 0.993},

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from statistics import mean
+from typing import Any
 
 from mtp_gguf.native.depth import DepthChooser, Outcome, keep_batch, plan_batch
 from support.depth_simulator import (
@@ -128,48 +129,34 @@ def _always(chance: float, _: int) -> float:
     return chance
 
 
+def runs_of(
+    curve: Curve, chance: Callable[[int], float], seeds: int, total: int, **how: Any
+) -> list[list[Cycle]]:
+    return [list(play(curve, chance, seed, total, **how)) for seed in range(seeds)]
+
+
 def constant(noise: Callable[[], Noise]) -> Iterator[float]:
     for curve, chance in product(CURVES.values(), CHANCES):
-        runs = [
-            list(play(curve, partial(_always, chance), seed, 512, noise=noise))
-            for seed in range(10)
-        ]
-        yield relative(runs, curve.best)
+        yield relative(runs_of(curve, partial(_always, chance), 10, 512, noise=noise), curve.best)
 
 
 def changing(chances: Sequence[float], n: int) -> Iterator[float]:
     for noise, curve in product((quiet, rough), OTHER_CURVES.values()):
-        runs = [
-            list(
-                play(
-                    curve,
-                    lambda at: chances[min(at // n, len(chances) - 1)],
-                    seed,
-                    n * len(chances),
-                    noise=noise,
-                    max_depth=4,
-                )
-            )
-            for seed in range(20)
-        ]
+        chance = lambda at: chances[min(at // n, len(chances) - 1)]  # noqa: E731
+        runs = runs_of(curve, chance, 20, n * len(chances), noise=noise, max_depth=4)
         yield relative(runs, curve.best)
 
 
 def restless(chance: Callable[[int], float]) -> Iterator[float]:
     for noise, curve in product((quiet, rough), OTHER_CURVES.values()):
-        runs = [
-            list(play(curve, chance, seed, 960, noise=noise, max_depth=4)) for seed in range(20)
-        ]
+        runs = runs_of(curve, chance, 20, 960, noise=noise, max_depth=4)
         yield relative(runs, curve.best)
 
 
 def doubtful(surest: float) -> Iterator[float]:
     """The head's probabilities say how often drafts are right: half of them are sure."""
     for curve in OTHER_CURVES.values():
-        runs = [
-            list(play(curve, lambda _: 0.6, seed, 512, max_depth=4, surest=surest))
-            for seed in range(20)
-        ]
+        runs = runs_of(curve, partial(_always, 0.6), 20, 512, max_depth=4, surest=surest)
         tokens = sum(run[-1].at for run in runs)  # which drafts are verified is no accident
         yield tokens / sum(cycle.ms for run in runs for cycle in run[:-1]) / curve.best(0.6)
 

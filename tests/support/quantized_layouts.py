@@ -238,11 +238,7 @@ LAYOUTS: dict[str, Layout] = {
             inverted=True,
         ),
         _compressed(
-            "nvfp4-pack-quantized",
-            num_bits=4,
-            group_size=16,
-            strategy="tensor_group",
-            type="float",
+            "nvfp4-pack-quantized", num_bits=4, group_size=16, strategy="tensor_group", type="float"
         ),
         kept=True,
     ),

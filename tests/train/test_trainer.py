@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count as count_from
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,19 @@ from mtp_gguf.train.loss import draft_loss
 from mtp_gguf.train.measure import Acceptance, count
 from mtp_gguf.train.trainer import CHECKPOINT_NAME, State, default_rate
 from support.head_training import damaged, trainer
+
+Training = Callable[..., training.Trainer]
+
+
+@pytest.fixture
+def train(demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path) -> Training:
+    """Makes a trainer of the demo's head, or of other `start` weights."""
+
+    def make(start: Weights = weights, folder: Path = tmp_path, **options: Any) -> training.Trainer:
+        folder.mkdir(exist_ok=True)
+        return trainer(demo, samples, start, folder, **options)
+
+    return make
 
 
 def test_the_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,11 +62,7 @@ def test_the_loss_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_no_draft_can_be_right_in_do_not_count(
-    demo: Path,
-    samples: list[Sample],
-    weights: Weights,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    train: Training, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row counts if the token after it is in the draft vocabulary, or unknown."""
     seen: list[torch.Tensor] = []
@@ -63,7 +74,7 @@ def test_rows_that_no_draft_can_be_right_in_do_not_count(
     monkeypatch.setattr(training, "draft_loss", loss)
     held = [s for s in samples if s.held_out]
     left_out = np.bincount(np.concatenate([s.tokens for s in held])).argmax()
-    trainer(demo, samples, weights, tmp_path, without=int(left_out)).evaluate()
+    train(without=int(left_out)).evaluate()
     want = []
     for sample in held:
         rows = [i for i in range(sample.start, len(sample) - 1) if sample.tokens[i + 1] != left_out]
@@ -74,12 +85,10 @@ def test_rows_that_no_draft_can_be_right_in_do_not_count(
 
 
 @pytest.mark.sample(1)
-def test_training_recovers_a_damaged_head(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
-) -> None:
+def test_training_recovers_a_damaged_head(train: Training, weights: Weights) -> None:
     """What 1,300 tokens can do; benchmarks/train_head.py trains until nothing is gained."""
-    whole = trainer(demo, samples, weights, tmp_path).evaluate()[0]
-    made = trainer(demo, samples, damaged(weights), tmp_path, epochs=6).run()
+    whole = train().evaluate()[0]
+    made = train(damaged(weights), epochs=6).run()
     assert made.before.rates[0] < 0.4 * whole.rates[0]
     assert made.after.rates[0] > 0.5 * whole.rates[0]
     assert made.after.per_cycle > 2 * made.before.per_cycle
@@ -88,12 +97,9 @@ def test_training_recovers_a_damaged_head(
 
 
 @pytest.mark.thorough
-def test_a_seed_gives_the_same_weights(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
-) -> None:
+def test_a_seed_gives_the_same_weights(train: Training, weights: Weights, tmp_path: Path) -> None:
     def run(seed: int, name: str) -> Weights:
-        (tmp_path / name).mkdir()
-        made = trainer(demo, samples, damaged(weights), tmp_path / name, epochs=1, seed=seed)
+        made = train(damaged(weights), tmp_path / name, epochs=1, seed=seed)
         return made.run().weights
 
     first, again, other = run(1, "a"), run(1, "b"), run(2, "c")
@@ -103,26 +109,25 @@ def test_a_seed_gives_the_same_weights(
 
 @pytest.mark.thorough
 def test_an_interrupted_run_ends_with_the_same_weights(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
+    train: Training, weights: Weights, tmp_path: Path
 ) -> None:
-    (tmp_path / "a").mkdir()
-    want = trainer(demo, samples, damaged(weights), tmp_path / "a").run()
+    want = train(damaged(weights), tmp_path / "a").run()
 
     def stop(state: State) -> None:
         if state.step == want.steps // 2:  # the last checkpoint is older
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trainer(demo, samples, damaged(weights), tmp_path).run(stop)
+        train(damaged(weights)).run(stop)
     seen: list[int] = []
     # What is left of --minutes is another time than in the run that was interrupted.
-    resumed = trainer(demo, samples, damaged(weights), tmp_path, seconds=1e6)
+    resumed = train(damaged(weights), seconds=1e6)
     found = resumed.run(lambda state: seen.append(state.step))
     assert 1 < seen[0] <= want.steps // 2
     assert all(np.array_equal(want.weights[s], found.weights[s]) for s in want.weights)
     assert [rates for *_, rates in found.history] == [rates for *_, rates in want.history]
     # Another training does not go on from this checkpoint, and a torn one is reported.
-    other = trainer(demo, samples, weights, tmp_path, epochs=0.01).run()
+    other = train(epochs=0.01).run()
     assert other.steps == 1
     (tmp_path / CHECKPOINT_NAME).write_bytes(b"torn")
     with pytest.raises(RequestError, match=r"cannot be read .*; remove it to start again"):
@@ -130,11 +135,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(
 
 
 def test_nan_keeps_the_best(
-    demo: Path,
-    samples: list[Sample],
-    weights: Weights,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    train: Training, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
 
@@ -143,9 +144,7 @@ def test_nan_keeps_the_best(
         return draft_loss(*arguments) * (float("nan") if len(calls) == 8 else 1)
 
     monkeypatch.setattr(training, "draft_loss", loss)
-    made = trainer(
-        demo, samples, damaged(weights), tmp_path, evaluations=100, evaluation_share=100.0
-    ).run()
+    made = train(damaged(weights), evaluations=100, evaluation_share=100.0).run()
     assert made.stopped == "the loss became nan in step 8"
     assert made.steps == 7
     assert 0 < made.step <= 7
@@ -153,36 +152,23 @@ def test_nan_keeps_the_best(
     assert all(np.isfinite(array).all() for array in made.weights.values())
 
 
-def test_time_is_a_budget(
-    demo: Path,
-    samples: list[Sample],
-    weights: Weights,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_time_is_a_budget(train: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = count_from(100)  # every look at it takes a second
     monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    made = trainer(demo, samples, weights, tmp_path, epochs=1000.0, seconds=5.0).run()
+    made = train(epochs=1000.0, seconds=5.0).run()
     assert made.stopped == "the time is over"
     assert (made.steps, made.seconds) == (5, 6)
     # The last steps have the lowest rate, and so their weights are measured, too.
     assert made.history[-1].step == made.steps
 
 
-def test_a_short_training_measures_seldom(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
-) -> None:
-    seldom = trainer(
-        demo, samples, weights, tmp_path, epochs=1, evaluations=100, evaluation_share=0.1
-    )
-    made = seldom.run()
+def test_a_short_training_measures_seldom(train: Training) -> None:
+    made = train(epochs=1, evaluations=100, evaluation_share=0.1).run()
     assert [step for step, *_ in made.history] == [0, made.steps]
 
 
-def test_without_a_gain_it_stops(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
-) -> None:
-    made = trainer(demo, samples, weights, tmp_path, rate=0.0, evaluations=9, patience=2).run()
+def test_without_a_gain_it_stops(train: Training, weights: Weights) -> None:
+    made = train(rate=0.0, evaluations=9, patience=2).run()
     assert made.stopped == "no gain in the last 2 evaluations"
     assert made.step == 0
     assert len(made.history) == 4  # at first, and three evaluations, of which none is the lowest
@@ -190,11 +176,9 @@ def test_without_a_gain_it_stops(
 
 
 @pytest.mark.thorough
-def test_low_rank_changes_only_what_it_adds(
-    demo: Path, samples: list[Sample], weights: Weights, tmp_path: Path
-) -> None:
+def test_low_rank_changes_only_what_it_adds(train: Training, weights: Weights) -> None:
     start = damaged(weights)
-    made = trainer(demo, samples, start, tmp_path, rank=8, rate=5e-3, epochs=3).run()
+    made = train(start, rank=8, rate=5e-3, epochs=3).run()
     assert made.after.per_cycle > made.before.per_cycle
     change = made.weights["nextn.eh_proj.weight"] - start["nextn.eh_proj.weight"]
     assert np.linalg.matrix_rank(change, tol=1e-4 * np.linalg.norm(change, 2)) <= 8

@@ -90,12 +90,7 @@ class ConverterPool:
         self._process.stdout.close()
 
     def convert(
-        self,
-        folder: Path,
-        out: Path,
-        outtype: str,
-        flags: Sequence[str],
-        pre: str | None,
+        self, folder: Path, out: Path, outtype: str, flags: Sequence[str], pre: str | None
     ) -> Path:
         """As `convert_upstream.convert` does."""
         log = out.with_suffix(".log")

@@ -52,7 +52,8 @@ class Family:
     """What differs between the tests of families.
 
     make, spread: as for `write_trunk`. head: shapes of the tensors that the published checkpoints
-    have besides, drawn with the deviation `scale`; publish: changes the copy with a head into what
+    have besides, drawn with the deviation `scale`; like: prefixes of further ones, and of tensors
+    of the trunk that have their shapes; publish: changes the copy with a head into what
     is published. tolerance: of the logits. said: by `convert` about the whole model. in_f16: a
     tensor of the head that --mtp-f16 stores so. golden: tensors of the BF16 file, computed from
     those of the checkpoint. damaged: tensors, what becomes of each (None: it is missing), and what
@@ -71,6 +72,7 @@ class Family:
     golden: Mapping[str, Callable[[dict[str, Array]], Array]]
     refused: Sequence[tuple[dict[str, Any], str]]
     damaged: Sequence[tuple[str, Callable[[Any], Any], str]]
+    like: Mapping[str, str] = field(default_factory=dict)
     scale: float = 1
     publish: Callable[[Path], object] = lambda _: None
     inside: str | None = None
@@ -148,14 +150,10 @@ class FamilyTests:
             np.testing.assert_array_equal(found[name], compute(tensors), err_msg=name)
 
     def test_damaged_tensors(
-        self,
-        spoiled: tuple[str, Callable[[Any], Any], str],
-        checkpoint: Path,
-        tmp_path: Path,
+        self, spoiled: tuple[str, Callable[[Any], Any], str], checkpoint: Path, tmp_path: Path
     ) -> None:
         name, changed, said = spoiled
-        folder = tmp_path / "damaged"
-        shutil.copytree(checkpoint, folder)
+        folder = shutil.copytree(checkpoint, tmp_path / "damaged")
         tensors = tensors_of(folder)
         tensors[name] = changed(tensors[name])
         save(folder, {name: values for name, values in tensors.items() if values is not None})
@@ -280,7 +278,6 @@ def check_refused(
     checkpoint: Path, folder: Path, said: str, *, inside: str | None = None, **keys: Any
 ) -> None:
     """Change keys of a checkpoint's config, after which it is refused with these words."""
-    model = folder / "model"
-    shutil.copytree(checkpoint, model)
+    model = shutil.copytree(checkpoint, folder / "model")
     change(model, inside=inside, **keys)
     refused(folder, "convert", model, "-o", folder / "x.gguf", words=(said,))
