@@ -37,16 +37,17 @@ kernels = ctypes.CDLL(sys.argv[2])
 kernels.mtp_kernels_computed.restype = ctypes.c_long
 print(json.dumps([text, kernels.mtp_kernels_computed(b"MUL_MAT")]))
 """
-RMS_NORM = """
+# What programs begin with that compute with ggml alone
+BEGIN = """
 import ctypes, json, sys
 import numpy as np
+from hashlib import sha256
 from pathlib import Path
-from support.kernels.ggml_calls import F32, Ggml
-from support.llama_libraries import stock_libraries
-ggml = Ggml(stock_libraries(), Path(sys.argv[1]))
+from support.kernels.ggml_calls import F32, I32, TYPES, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+"""
+RMS_NORM = BEGIN + """
 norm = ggml.base.ggml_rms_norm
-norm.restype = ctypes.c_void_p
-norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
 x = np.random.default_rng(1).standard_normal((3, 100), np.float32)
 y = ggml.run(2, lambda c, t: norm(c, *t, 1e-6), [(F32, (100, 3), x)]).reshape(3, 100)
 exact = x / np.sqrt((x.astype(float) ** 2).mean(axis=1, keepdims=True) + 1e-6)
@@ -56,15 +57,8 @@ print(json.dumps([ggml.plugged.instructions, float(abs(y - exact).max()), likeli
 """
 
 # A norm times a row of weights, and the weighted sum of experts, which patched libraries fuse
-FUSED = """
-import ctypes, json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import F32, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
+FUSED = BEGIN + """
 norm = ggml.base.ggml_rms_norm
-norm.restype = ctypes.c_void_p
-norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
 random = np.random.default_rng(1)
 x, w = random.standard_normal((3, 100), np.float32), random.standard_normal(100, np.float32)
 inputs = [(F32, (100, 3), x), (F32, (100,), w)]
@@ -78,12 +72,7 @@ print(json.dumps([ggml.plugged.instructions, off, ggml.plugged.left_to_ggml()]))
 """
 
 # Operations on tensors that lie in different ways; which of them were computed by the library
-LAYOUTS = """
-import json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import F32, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
+LAYOUTS = BEGIN + """
 computed, right = {}, []
 def compute(name, operation, run, expected):
     run()  # with the small case, if there is one
@@ -142,30 +131,17 @@ print(json.dumps([refused, right, computed, ggml.plugged.left_to_ggml()]))
 """
 
 # Rows that are copied in slices, fewer than threads
-LONG_ROWS = """
-import ctypes, json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import F32, I32, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
-get_rows = ggml.base.ggml_get_rows
-get_rows.restype = ctypes.c_void_p
-get_rows.argtypes = [ctypes.c_void_p] * 3
+LONG_ROWS = BEGIN + """
 x = np.random.default_rng(1).standard_normal((5, 20011), np.float32)
 copied = ggml.copy_strided(x[:2], 3)
 ids = np.array([4, 1], np.int32)
 inputs = [(F32, (20011, 5), x), (I32, (2,), ids)]
-found = ggml.run(3, lambda c, t: get_rows(c, *t), inputs).reshape(2, -1)
+found = ggml.run(3, lambda c, t: ggml.base.ggml_get_rows(c, *t), inputs).reshape(2, -1)
 same = (copied[::2] == x[:2]).all() and (copied[1::2] == 1).all() and (found == x[ids]).all()
 print(json.dumps([bool(same), ggml.plugged.computed("CPY"), ggml.plugged.left_to_ggml()]))
 """
 # A prompt after a single token: other code, which is tried out on its own
-ONE_THEN_MANY = """
-import json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import TYPES, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
+ONE_THEN_MANY = BEGIN + """
 weights = ggml.encode(TYPES["Q4_K"], np.ones((4, 512), np.float32))
 counts = []
 for columns in (0, 1, 1, 9):
@@ -175,12 +151,7 @@ for columns in (0, 1, 1, 9):
 print(json.dumps(counts))
 """
 # With two types that have no kernels
-TYPES_COMPUTED = """
-import json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import TYPES, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
+TYPES_COMPUTED = BEGIN + """
 computed = []
 for name, number in {**TYPES, "TQ1_0": 34, "Q1_0": 41}.items():
     before = ggml.plugged.computed("MUL_MAT")
@@ -191,12 +162,7 @@ for name, number in {**TYPES, "TQ1_0": 34, "Q1_0": 41}.items():
 print(json.dumps([computed, sorted(ggml.plugged.types())]))
 """
 # In a fork whose Q2_0 has blocks of 128
-OTHER_BLOCKS = """
-import ctypes, json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import TYPES, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
+OTHER_BLOCKS = BEGIN + """
 before = ggml.plugged.types()
 traits = ggml.base.ggml_get_type_traits(TYPES["Q2_0"])
 page = ctypes.addressof(traits.contents) // 4096 * 4096
@@ -215,13 +181,8 @@ from mtp_gguf.native.runtime import llama_cpp
 print(json.dumps(plug_in(Path(sys.argv[1]), llama_cpp.llama_cpp._lib).reason))
 """
 # Products of all types whose bits are the same on every path
-BITS = """
-import json, sys
-from hashlib import sha256
-from pathlib import Path
-from support.kernels.ggml_calls import TYPES, Ggml
+BITS = BEGIN + """
 from support.kernels.sweep import EXACT, columns, encoded_weights
-ggml = Ggml(*map(Path, sys.argv[1:]))
 found = {}
 for name in EXACT:
     encoded = encoded_weights(ggml, name, 768, 75)
@@ -250,12 +211,7 @@ print(json.dumps([wrong, len(set(alone)), plugged_kernels.computed("MUL_MAT")]))
 """
 # kB in pages of 2 MiB of a buffer with keys and values of 16 MiB each, after attention of one query
 # and of many
-HUGE_PAGES = """
-import ctypes, json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
+HUGE_PAGES = BEGIN + """
 for name, kind in ("get_base", ctypes.c_void_p), ("get_size", ctypes.c_size_t):
     function = getattr(ggml.base, f"ggml_backend_buffer_{name}")
     function.argtypes, function.restype = [ctypes.c_void_p], kind
@@ -394,7 +350,8 @@ def wrong_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.thorough
 def test_kernels_with_other_results_are_left_to_ggml(wrong_library: Path) -> None:
-    name, off, likeliest, left = llama_libraries.answer(stock_libraries(), RMS_NORM, wrong_library)
+    stock = stock_libraries()
+    name, off, likeliest, left = llama_libraries.answer(stock, RMS_NORM, stock, wrong_library)
     assert name == "WRONG"
     assert off < 1e-5
     assert likeliest
