@@ -72,46 +72,6 @@ template <class V> LANES_INLINE typename V::F lane_sums_f(const typename V::F * 
                    V::as_float(V::unpackhi64(V::as_int(ab), V::as_int(cd))));
 }
 
-// Transposes the 4 x 4 elements of 32 bits that four vectors have in each lane.
-template <class V> LANES_INLINE void transpose(const typename V::I * a, typename V::I * to) {
-    const auto ab = V::unpacklo32(a[0], a[1]), cd = V::unpacklo32(a[2], a[3]);
-    const auto ef = V::unpackhi32(a[0], a[1]), gh = V::unpackhi32(a[2], a[3]);
-    to[0] = V::unpacklo64(ab, cd);
-    to[1] = V::unpackhi64(ab, cd);
-    to[2] = V::unpacklo64(ef, gh);
-    to[3] = V::unpackhi64(ef, gh);
-}
-
-// to[j] = bytes 4 * j to 4 * j + 3 of the 16 bytes at p of each row. Lane l of a vector has rows 4 * l to 4 * l + 3.
-template <class V> LANES_INLINE void load_rows(const char * p, size_t stride, const size_t * lane, typename V::I * to) {
-    typename V::I row[4];
-    LANES_UNROLL
-    for (int i = 0; i < 4; i++) {
-        row[i] = V::lanes(p + i * stride, lane);
-    }
-    transpose<V>(row, to);
-}
-
-// A vector of rows as addresses: where the rows of each lane begin.
-template <class V> LANES_INLINE void row_lanes(size_t stride, size_t * lane) {
-    LANES_UNROLL
-    for (int l = 0; l < V::count; l++) {
-        lane[l] = 4 * l * stride;
-    }
-}
-
-// Four vectors of columns: element i of a[j] is float j of the row at p + i * stride.
-template <class V> LANES_INLINE void float_columns(const char * p, size_t stride, typename V::F * a) {
-    size_t lane[V::count];
-    row_lanes<V>(stride, lane);
-    typename V::I columns[4];
-    load_rows<V>(p, stride, lane, columns);
-    LANES_UNROLL
-    for (int j = 0; j < 4; j++) {
-        a[j] = V::as_float(columns[j]);
-    }
-}
-
 // kvalues_iq4nl of ggml-common.h
 constexpr int8_t iq4_values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 

@@ -119,6 +119,14 @@ template <class V, class P> struct panel_product {
     }
 };
 
+// A vector of rows as addresses: where the rows of each lane begin.
+template <class V> LANES_INLINE void row_lanes(size_t stride, size_t * lane) {
+    LANES_UNROLL
+    for (int l = 0; l < V::count; l++) {
+        lane[l] = 4 * l * stride;
+    }
+}
+
 // Blocks of 256 in T's layout.
 template <class V, class T> struct super_panels {
     using I = typename V::I;

@@ -21,6 +21,26 @@ template <class V> struct alignas(64) unpacked_rows {
     typename V::F d, dmin;
 };
 
+// Transposes the 4 x 4 elements of 32 bits that four vectors have in each lane.
+template <class V> LANES_INLINE void transpose(const typename V::I * a, typename V::I * to) {
+    const auto ab = V::unpacklo32(a[0], a[1]), cd = V::unpacklo32(a[2], a[3]);
+    const auto ef = V::unpackhi32(a[0], a[1]), gh = V::unpackhi32(a[2], a[3]);
+    to[0] = V::unpacklo64(ab, cd);
+    to[1] = V::unpackhi64(ab, cd);
+    to[2] = V::unpacklo64(ef, gh);
+    to[3] = V::unpackhi64(ef, gh);
+}
+
+// to[j] = bytes 4 * j to 4 * j + 3 of the 16 bytes at p of each row. Lane l of a vector has rows 4 * l to 4 * l + 3.
+template <class V> LANES_INLINE void load_rows(const char * p, size_t stride, const size_t * lane, typename V::I * to) {
+    typename V::I row[4];
+    LANES_UNROLL
+    for (int i = 0; i < 4; i++) {
+        row[i] = V::lanes(p + i * stride, lane);
+    }
+    transpose<V>(row, to);
+}
+
 // Eight scales of each row, words in its lane of words[i].
 template <class V> LANES_INLINE void store_scales(const typename V::I * words, typename V::I * to) {
     typename V::I pairs[4];

@@ -123,7 +123,20 @@ struct v256 {
     }
     LANES_INLINE F nearest(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-    LANES_INLINE void transposed(const char * p, size_t stride, F * a) { float_columns<v256>(p, stride, a); }
+    // Four vectors of columns: element i of a[j] is float j of the row at p + i * stride.
+    LANES_INLINE void transposed(const char * p, size_t stride, F * a) {
+        size_t offset[count];
+        LANES_UNROLL
+        for (int l = 0; l < count; l++) {
+            offset[l] = 4 * l * stride;
+        }
+        const I b[4] = { lanes(p, offset), lanes(p + stride, offset), lanes(p + 2 * stride, offset), lanes(p + 3 * stride, offset) };
+        const I c[4] = { unpacklo32(b[0], b[1]), unpackhi32(b[0], b[1]), unpacklo32(b[2], b[3]), unpackhi32(b[2], b[3]) };
+        a[0] = as_float(unpacklo64(c[0], c[2]));
+        a[1] = as_float(unpackhi64(c[0], c[2]));
+        a[2] = as_float(unpacklo64(c[1], c[3]));
+        a[3] = as_float(unpackhi64(c[1], c[3]));
+    }
 
     // For states of recurrences, see lanes-delta-net.h: rows that are computed together, and the sum of each of their vectors.
     static constexpr int state_rows = 4;
