@@ -6,19 +6,6 @@ has loaded.
 
 import ctypes
 import re
-from ctypes import (
-    POINTER,
-    c_bool,
-    c_char_p,
-    c_double,
-    c_float,
-    c_int32,
-    c_int64,
-    c_size_t,
-    c_uint32,
-    c_uint64,
-    c_void_p,
-)
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -32,13 +19,14 @@ from .errors import (
     NativeError,
 )
 from .libraries.layouts import UNDERSTOOD
+from .libraries.prototypes import ctype, declare
 
 _HEADER = (resources.files(__package__) / "include" / "mtp.h").read_text(encoding="utf-8")
 _CODE = re.sub(r"/\*.*?\*/", "", _HEADER, flags=re.DOTALL)
 _NUMBERS = {
     name: int(number) for name, number in re.findall(r"\b(MTP_\w+)[ =]+\(?(-?\d+)\b", _CODE)
 }
-_ENUMS = re.findall(r"typedef enum (\w+)", _CODE)
+_KNOWN: dict[str, Any] = dict.fromkeys(re.findall(r"typedef enum (\w+)", _CODE), ctypes.c_int32)
 
 API_VERSION = _NUMBERS["MTP_API_VERSION"]
 MAX_DEPTH = _NUMBERS["MTP_MAX_DEPTH"]
@@ -58,123 +46,31 @@ _ERRORS: dict[int, type[NativeError]] = {
     _DEVICE: DeviceFailedError,
 }
 
-_SCALARS = {
-    "bool": c_bool,
-    "double": c_double,
-    "float": c_float,
-    "int32_t": c_int32,
-    "int64_t": c_int64,
-    "size_t": c_size_t,
-    "uint32_t": c_uint32,
-    "uint64_t": c_uint64,
-    **dict.fromkeys(_ENUMS, c_int32),
-}
 
-
-def _ctype(declared: str) -> Any:
-    """Return the ctypes of a parameter, result or field; structs of other libraries are opaque."""
-    name = next(w for w in re.findall(r"\w+", declared) if w not in ("const", "struct"))
-    stars = declared.count("*")
-    found: Any
-    if name == "char":
-        found, stars = c_char_p, stars - 1
-    elif name in _SCALARS:
-        found = _SCALARS[name]
-    elif struct := globals().get("".join(part.title() for part in name.split("_")[1:])):
-        found = struct
-    else:
-        found, stars = (c_void_p, stars - 1) if stars else (None, 0)
-    for _ in range(stars):
-        found = POINTER(found)
-    return found
-
-
-def _fields(struct: str) -> list[tuple[str, Any]]:
-    """Return the fields of a struct of the header."""
-    (body,) = re.findall(rf"typedef struct {struct} \{{(.*?)\}} {struct};", _CODE, re.DOTALL)
-    found = re.findall(r"([^;]*?)(\w+)(?:\[(\w+)\])?;", body)
-    return [
-        (name, _ctype(kind) * _NUMBERS[count] if count else _ctype(kind))
-        for kind, name, count in found
+def _struct(name: str) -> Any:
+    """Return the ctypes of a struct of the header."""
+    (body,) = re.findall(rf"typedef struct {name} \{{(.*?)\}} {name};", _CODE, re.DOTALL)
+    fields = [
+        (field, ctype(kind, _KNOWN) * _NUMBERS[count] if count else ctype(kind, _KNOWN))
+        for kind, field, count in re.findall(r"([^;]*?)(\w+)(?:\[(\w+)\])?;", body)
     ]
+    _KNOWN[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return _KNOWN[name]
 
 
-class HeadParams(ctypes.Structure):
-    """mtp_head_params."""
-
-    _fields_ = _fields("mtp_head_params")
-
-
-class ImatrixEntry(ctypes.Structure):
-    """mtp_imatrix_entry."""
-
-    _fields_ = _fields("mtp_imatrix_entry")
-
-
-class SessionParams(ctypes.Structure):
-    """mtp_session_params."""
-
-    _fields_ = _fields("mtp_session_params")
-
-
-class SessionStats(ctypes.Structure):
-    """mtp_session_stats."""
-
-    _fields_ = _fields("mtp_session_stats")
-
-
-class Sampling(ctypes.Structure):
-    """mtp_sampling."""
-
-    _fields_ = _fields("mtp_sampling")
-
-
-class CycleOutcome(ctypes.Structure):
-    """mtp_cycle_outcome."""
-
-    _fields_ = _fields("mtp_cycle_outcome")
-
-
-class HeadInfo(ctypes.Structure):
-    """mtp_head_info."""
-
-    _fields_ = _fields("mtp_head_info")
-
-
-class DraftTask(ctypes.Structure):
-    """mtp_draft_task."""
-
-    _fields_ = _fields("mtp_draft_task")
-
-
-class KeptRows(ctypes.Structure):
-    """mtp_kept_rows."""
-
-    _fields_ = _fields("mtp_kept_rows")
-
-
-class CheckpointInfo(ctypes.Structure):
-    """mtp_checkpoint_info."""
-
-    _fields_ = _fields("mtp_checkpoint_info")
-
-
-class SessionFileInfo(ctypes.Structure):
-    """mtp_session_file_info."""
-
-    _fields_ = _fields("mtp_session_file_info")
-
-
-class SessionSection(ctypes.Structure):
-    """mtp_session_section."""
-
-    _fields_ = _fields("mtp_session_section")
-
-
-class SessionField(ctypes.Structure):
-    """mtp_session_field."""
-
-    _fields_ = _fields("mtp_session_field")
+HeadParams = _struct("mtp_head_params")
+ImatrixEntry = _struct("mtp_imatrix_entry")
+SessionParams = _struct("mtp_session_params")
+SessionStats = _struct("mtp_session_stats")
+Sampling = _struct("mtp_sampling")
+CycleOutcome = _struct("mtp_cycle_outcome")
+HeadInfo = _struct("mtp_head_info")
+DraftTask = _struct("mtp_draft_task")
+KeptRows = _struct("mtp_kept_rows")
+CheckpointInfo = _struct("mtp_checkpoint_info")
+SessionFileInfo = _struct("mtp_session_file_info")
+SessionSection = _struct("mtp_session_section")
+SessionField = _struct("mtp_session_field")
 
 
 @cache
@@ -187,7 +83,7 @@ def library() -> ctypes.CDLL:
         raise LibraryMismatchError(
             f"{lib._name}: expected API version {API_VERSION}, found {found}"
         )
-    _declare(lib)
+    declare(lib, "".join(re.findall(r"MTP_API ([^;(]+\([^;]*\);)", _CODE)), _KNOWN)
     if lib.mtp_check_runtime():
         raise LibraryMismatchError(f"{lib.mtp_last_error().decode()}; {UNDERSTOOD}")
     return lib
@@ -209,12 +105,3 @@ def indented_log() -> str:
     """Return llama.cpp's last log lines, indented, to append to an error message."""
     text: str = library().mtp_log_last().decode(errors="replace")
     return "".join(f"\n  {line}" for line in text.split("\n")[:-1])
-
-
-def _declare(lib: ctypes.CDLL) -> None:
-    for result, name, parameters in re.findall(
-        r"MTP_API ([^;(]+?)(\w+)\(([^;]*)\);", " ".join(_CODE.split())
-    ):
-        function = getattr(lib, name)
-        function.restype = _ctype(result)
-        function.argtypes = [_ctype(p) for p in parameters.split(", ") if p != "void"]

@@ -4,7 +4,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from ctypes import c_double
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -342,28 +342,10 @@ class Session(Owner):
         raw = SessionStats()
         self._call(library().mtp_session_get_stats, ctypes.byref(raw))
         used = sum(1 for n in raw.drafted if n)
-        return MtpStats(
-            raw.cycles,
-            raw.tokens,
-            raw.rollbacks,
-            raw.prefilled,
-            tuple(raw.drafted[:used]),
-            tuple(raw.accepted[:used]),
-            raw.prefill_ms,
-            raw.prefill_head_ms,
-            raw.draft_ms,
-            raw.verify_ms,
-            raw.sample_ms,
-            raw.rollback_ms,
-            raw.text_cycles,
-            raw.text_drafted,
-            raw.text_accepted,
-            raw.decodes,
-            raw.draft_graphs,
-            raw.draft_syncs,
-            raw.draft_bytes_up,
-            raw.draft_bytes_down,
-        )
+        totals = {field.name: getattr(raw, field.name) for field in fields(MtpStats)}
+        for by_position in ("drafted", "accepted"):
+            totals[by_position] = tuple(totals[by_position][:used])
+        return MtpStats(**totals)
 
 
 def last_hidden(context: Any, n: int) -> NDArray[np.float32]:

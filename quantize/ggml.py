@@ -37,31 +37,24 @@ class _TypeTraits(ctypes.Structure):
 
 _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
+_PROTOTYPES = """
+void ggml_quantize_init(int type);
+bool ggml_quantize_requires_imatrix(int type);
+bool ggml_validate_row_data(int type, const void * data, size_t nbytes);
+void ggml_fp16_to_fp32_row(const void * x, void * y, int64_t n);
+void ggml_bf16_to_fp32_row(const void * x, void * y, int64_t n);
+const ggml_type_traits * ggml_get_type_traits(int type);
+"""
+
 
 @cache
 def _library() -> ctypes.CDLL:
     """Return the libggml-base that llama_cpp has loaded, with declared functions."""
+    from mtp_gguf.native.libraries.prototypes import declare  # noqa: PLC0415
     from mtp_gguf.native.runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
-    lib = ctypes.CDLL(str(loaded_library("ggml-base")))
-    # void ggml_quantize_init(enum ggml_type type);
-    lib.ggml_quantize_init.restype = None
-    lib.ggml_quantize_init.argtypes = [ctypes.c_int]
-    # bool ggml_quantize_requires_imatrix(enum ggml_type type);
-    lib.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
-    lib.ggml_quantize_requires_imatrix.argtypes = [ctypes.c_int]
-    # bool ggml_validate_row_data(enum ggml_type type, const void * data, size_t nbytes);
-    lib.ggml_validate_row_data.restype = ctypes.c_bool
-    lib.ggml_validate_row_data.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
-    # void ggml_fp16_to_fp32_row(const ggml_fp16_t *, float *, int64_t);  bf16 likewise
-    for name in ("ggml_fp16_to_fp32_row", "ggml_bf16_to_fp32_row"):
-        function = getattr(lib, name)
-        function.restype = None
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    # const struct ggml_type_traits * ggml_get_type_traits(enum ggml_type type);
-    lib.ggml_get_type_traits.restype = ctypes.POINTER(_TypeTraits)
-    lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
-    return lib
+    library = ctypes.CDLL(str(loaded_library("ggml-base")))
+    return declare(library, _PROTOTYPES, {"ggml_type_traits": _TypeTraits})
 
 
 def prepare(kind: TensorType) -> None:

@@ -22,36 +22,22 @@ _REASONS = {
     5: "out of memory",
 }
 
+_PROTOTYPES = """
+int32_t mtp_quantize_api_version(void);
+int mtp_quantize_rows(int32_t type, int32_t source_type, const void * rows, int64_t n_rows,
+    int64_t row_length, const void * importance, void * out, int64_t * n_not_finite);
+const char * mtp_quantize_kernel(int32_t type, bool with_importance);
+const char * mtp_quantize_targets(void);
+"""
+
 
 @cache
 def _library() -> ctypes.CDLL:
     """Load libmtp_quantize, linked to the ggml that llama_cpp has loaded."""
+    from mtp_gguf.native.libraries.prototypes import declare  # noqa: PLC0415
     from mtp_gguf.native.runtime import native_library  # noqa: PLC0415  (loads the libraries)
 
-    lib = ctypes.CDLL(str(native_library("mtp_quantize")))
-    # int32_t mtp_quantize_api_version(void);
-    lib.mtp_quantize_api_version.restype = ctypes.c_int32
-    lib.mtp_quantize_api_version.argtypes = []
-    # mtp_quantize_status mtp_quantize_rows(int32_t type, int32_t source_type, const void * rows,
-    #     int64_t n_rows, int64_t row_length, const float * importance, void * out,
-    #     int64_t * n_not_finite);
-    lib.mtp_quantize_rows.restype = ctypes.c_int
-    lib.mtp_quantize_rows.argtypes = [
-        ctypes.c_int32,
-        ctypes.c_int32,
-        ctypes.c_void_p,
-        ctypes.c_int64,
-        ctypes.c_int64,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.POINTER(ctypes.c_int64),
-    ]
-    # const char * mtp_quantize_kernel(int32_t type, bool with_importance);
-    lib.mtp_quantize_kernel.restype = ctypes.c_char_p
-    lib.mtp_quantize_kernel.argtypes = [ctypes.c_int32, ctypes.c_bool]
-    # const char * mtp_quantize_targets(void);
-    lib.mtp_quantize_targets.restype = ctypes.c_char_p
-    lib.mtp_quantize_targets.argtypes = []
+    lib = declare(ctypes.CDLL(str(native_library("mtp_quantize"))), _PROTOTYPES)
     found = lib.mtp_quantize_api_version()
     if found != _API_VERSION:
         raise ImportError(f"libmtp_quantize: expected version {_API_VERSION}, found {found}")

@@ -17,6 +17,8 @@ from mtp_gguf.gguf_tools.files.tensor_types import TensorType
 from mtp_gguf.gguf_tools.machine.processors import usable_cores
 from mtp_gguf.gguf_tools.model import Model, open_model
 
+from ..libraries.prototypes import declare
+
 _CHUNK = 16 << 20  # bytes that a thread reads at a time
 # llama.cpp's name of a layer's output, and the outputs that follow the last layer.
 _LAYER = re.compile(r"l_out-(\d+)")
@@ -25,6 +27,13 @@ _AFTER = {
     "result_norm": "the final norm",
     "result_output": "the logits",
 }
+
+_PROTOTYPES = """
+const char * ggml_get_name(const struct ggml_tensor * tensor);
+size_t ggml_nbytes(const struct ggml_tensor * tensor);
+void ggml_backend_tensor_get(const struct ggml_tensor *, void *, size_t offset, size_t size);
+bool ggml_validate_row_data(int type, const void * data, size_t nbytes);
+"""
 
 
 def check_weights(path: Path) -> None:
@@ -90,31 +99,21 @@ def first_not_finite(path: Path, tokens: list[int], threads: int) -> str | None:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Return the libggml-base that llama_cpp has loaded."""
+    """Return the libggml-base that llama_cpp has loaded, with declared functions."""
     from ..runtime import loaded_library  # noqa: PLC0415  (loads the libraries)
 
-    return ctypes.CDLL(str(loaded_library("ggml-base")))
+    return declare(ctypes.CDLL(str(loaded_library("ggml-base"))), _PROTOTYPES)
 
 
 def _tensor_name(address: int) -> str:
     """The name of a ggml_tensor."""
-    # const char * ggml_get_name(const struct ggml_tensor * tensor);
-    get = _library().ggml_get_name
-    get.restype = ctypes.c_char_p
-    get.argtypes = [ctypes.c_void_p]
-    name: bytes = get(address)
+    name: bytes = _library().ggml_get_name(address)
     return name.decode(errors="replace")
 
 
 def _tensor_values(address: int) -> NDArray[np.float32]:
     """The values of a contiguous ggml_tensor in F32, copied from its device; no shape."""
     lib = _library()
-    # size_t ggml_nbytes(const struct ggml_tensor * tensor);
-    lib.ggml_nbytes.restype = ctypes.c_size_t
-    lib.ggml_nbytes.argtypes = [ctypes.c_void_p]
-    # void ggml_backend_tensor_get(const struct ggml_tensor *, void *, size_t offset, size_t size);
-    lib.ggml_backend_tensor_get.restype = None
-    lib.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
     out = np.empty(lib.ggml_nbytes(address) // 4, np.float32)
     lib.ggml_backend_tensor_get(address, out.ctypes.data, 0, out.nbytes)
     return out
@@ -122,9 +121,5 @@ def _tensor_values(address: int) -> NDArray[np.float32]:
 
 def _is_valid(kind: TensorType, data: bytes) -> bool:
     """Whether whole blocks of `kind` are free of NaN and infinity; ggml prints what it found."""
-    # bool ggml_validate_row_data(enum ggml_type type, const void * data, size_t nbytes);
-    check = _library().ggml_validate_row_data
-    check.restype = ctypes.c_bool
-    check.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
     source = np.frombuffer(data, np.uint8)
-    return bool(check(kind.id, source.ctypes.data, source.nbytes))
+    return bool(_library().ggml_validate_row_data(kind.id, source.ctypes.data, source.nbytes))

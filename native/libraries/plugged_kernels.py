@@ -12,8 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .prototypes import declare
+
 # With this function of patches/ they fuse operations and prefetch weights, too.
 _HOOKS = "ggml_cpu_set_graph_hooks"
+
+_PROTOTYPES = """
+int mtp_kernels_plug_in(const char * path);
+const char * mtp_kernels_reason(void);
+const char * mtp_kernels_name(void);
+size_t mtp_kernels_report(char * text, size_t size);
+size_t mtp_kernels_types(char * text, size_t size);
+size_t mtp_kernels_choices(char * text, size_t size);
+double mtp_kernels_read_limit(const void * data, size_t size, int n_threads, double seconds);
+double mtp_kernels_product_limit(int n_threads, double seconds);
+long mtp_kernels_computed(const char * operation);
+"""
 
 
 @dataclass(frozen=True)
@@ -103,22 +117,7 @@ def plug_in(library: Path, loaded: ctypes.CDLL) -> PluggedKernels:
     """
     global _library  # noqa: PLW0603  (a process has one)
     try:
-        _library = ctypes.CDLL(str(library))
-        _library.mtp_kernels_reason.restype = ctypes.c_char_p
-        _library.mtp_kernels_name.restype = ctypes.c_char_p
-        for function in (
-            _library.mtp_kernels_report,
-            _library.mtp_kernels_types,
-            _library.mtp_kernels_choices,
-        ):
-            function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-            function.restype = ctypes.c_size_t
-        _library.mtp_kernels_computed.restype = ctypes.c_long
-        seconds = ctypes.c_double
-        read, multiply = _library.mtp_kernels_read_limit, _library.mtp_kernels_product_limit
-        read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, seconds]
-        multiply.argtypes = [ctypes.c_int, seconds]
-        read.restype = multiply.restype = ctypes.c_double
+        _library = declare(ctypes.CDLL(str(library)), _PROTOTYPES)
     except (OSError, AttributeError) as error:  # AttributeError: the library of another version
         return PluggedKernels(None, str(error))
     if _library.mtp_kernels_plug_in(loaded._name.encode()):

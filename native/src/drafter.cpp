@@ -498,16 +498,10 @@ void Drafter::copy(int32_t from, int32_t to) {
     if (ring_) {
         ring_->truncate(to, 0); // the tokens of the copy are there as those of the source
     }
-    const Sequence & source = at(from);
-    Sequence & target = at(to);
-    target.first = source.first;
-    target.tokens = source.tokens;
-    target.hidden = source.hidden;
-    target.on_device = false;
-    target.drafted_after = source.drafted_after;
-    target.cycle = Cycle(); // the outcome belongs to the source
-    target.text = source.text;
-    target.text_first = source.text_first;
+    Sequence copied = at(from);
+    copied.depth = at(to).depth; // each sequence has its own
+    copied.cycle = Cycle();      // the outcome belongs to the source
+    at(to) = std::move(copied);
 }
 
 // ---- the text ----

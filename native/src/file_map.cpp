@@ -49,18 +49,26 @@ static std::string reason_of(DWORD error) {
     return n > 0 ? std::string(text, n) : format("error %lu", static_cast<unsigned long>(error));
 }
 
-FileMap::FileMap(const std::string & path) {
+// Opens a regular file that is not empty.
+static HANDLE open_regular(const std::string & path, uint64_t & size) {
     const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
     const HANDLE file = CreateFileW(wide(path).c_str(), GENERIC_READ, share, nullptr, OPEN_EXISTING, 0, nullptr);
     if (file == INVALID_HANDLE_VALUE) {
         fail(path, "opened", reason_of(GetLastError()));
     }
-    LARGE_INTEGER size = {};
-    if (GetFileType(file) != FILE_TYPE_DISK || !GetFileSizeEx(file, &size) || size.QuadPart <= 0) {
+    LARGE_INTEGER found = {};
+    if (GetFileType(file) != FILE_TYPE_DISK || !GetFileSizeEx(file, &found) || found.QuadPart <= 0) {
         CloseHandle(file);
         fail_empty(path);
     }
-    size_ = size_t(size.QuadPart);
+    size = uint64_t(found.QuadPart);
+    return file;
+}
+
+FileMap::FileMap(const std::string & path) {
+    uint64_t size = 0;
+    const HANDLE file = open_regular(path, size);
+    size_ = size_t(size);
     const HANDLE mapping = CreateFileMappingW(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
     void * address = mapping ? MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0) : nullptr;
     const DWORD error = GetLastError();
@@ -76,20 +84,6 @@ FileMap::FileMap(const std::string & path) {
 
 FileMap::~FileMap() {
     UnmapViewOfFile(data_);
-}
-
-InputFile::InputFile(const std::string & path) : path_(path) {
-    const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
-    file_ = CreateFileW(wide(path).c_str(), GENERIC_READ, share, nullptr, OPEN_EXISTING, 0, nullptr);
-    if (file_ == INVALID_HANDLE_VALUE) {
-        fail(path, "opened", reason_of(GetLastError()));
-    }
-    LARGE_INTEGER size = {};
-    if (GetFileType(file_) != FILE_TYPE_DISK || !GetFileSizeEx(file_, &size) || size.QuadPart <= 0) {
-        CloseHandle(file_);
-        fail_empty(path);
-    }
-    size_ = uint64_t(size.QuadPart);
 }
 
 InputFile::~InputFile() {
@@ -157,10 +151,6 @@ FileMap::~FileMap() {
     munmap(const_cast<uint8_t *>(data_), size_);
 }
 
-InputFile::InputFile(const std::string & path) : path_(path) {
-    file_ = open_regular(path, size_);
-}
-
 InputFile::~InputFile() {
     close(file_);
 }
@@ -184,5 +174,9 @@ std::FILE * open_for_writing(const std::string & path) {
 }
 
 #endif
+
+InputFile::InputFile(const std::string & path) : path_(path) {
+    file_ = open_regular(path, size_);
+}
 
 } // namespace mtp

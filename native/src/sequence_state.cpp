@@ -31,14 +31,11 @@ struct Header {
     uint64_t ring_bytes;  // not before the fifth version
 };
 
-const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '5'};
-const char FOURTH_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '4'};
-const char THIRD_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '3'};
-const char SECOND_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '2'}; // other estimates in the text
-const char FIRST_MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '1'};
-const size_t FIRST_HEADER = offsetof(Header, text_bytes);
-const size_t THIRD_HEADER = offsetof(Header, depth_bytes);
-const size_t FOURTH_HEADER = offsetof(Header, ring_bytes);
+const char MAGIC[8] = {'m', 't', 'p', 's', 't', 'a', 't', '5'}; // its last byte is the version
+const int32_t LAST_VERSION = MAGIC[7] - '0';
+// By version; 0: what other data is refused with.
+const size_t HEADER_BYTES[] = {sizeof(Header), offsetof(Header, text_bytes), offsetof(Header, depth_bytes),
+                               offsetof(Header, depth_bytes), offsetof(Header, ring_bytes), sizeof(Header)};
 const int64_t MOST_TOKENS = 1 << 24;
 
 void refuse(const std::string & text) {
@@ -96,23 +93,16 @@ void SequenceState::write(uint8_t * out) const {
 
 SequenceState SequenceState::read(const uint8_t * data, size_t size, bool borrow) {
     Header header = {};
-    const auto begins = [&](const char (&magic)[8]) {
-        return size >= sizeof(magic) && std::memcmp(data, magic, sizeof(magic)) == 0;
-    };
-    const bool first = begins(FIRST_MAGIC);
-    const bool second = begins(SECOND_MAGIC);
-    const bool third = begins(THIRD_MAGIC);
-    const bool fourth = begins(FOURTH_MAGIC);
-    const size_t header_bytes = first             ? FIRST_HEADER
-                                : second || third ? THIRD_HEADER
-                                : fourth          ? FOURTH_HEADER
-                                                  : sizeof(header);
+    const bool is_state = size >= sizeof(MAGIC) && std::memcmp(data, MAGIC, sizeof(MAGIC) - 1) == 0;
+    const int32_t named = is_state ? data[sizeof(MAGIC) - 1] - '0' : 0;
+    const int32_t version = named >= 1 && named <= LAST_VERSION ? named : 0; // 0: other data
+    const size_t header_bytes = HEADER_BYTES[version];
     if (size < header_bytes) {
         refuse(format("expected %zu bytes or more, found %zu", header_bytes, size));
     }
-    header.cells = header.memory = first ? 1 : 0;
+    header.cells = header.memory = version == 1 ? 1 : 0;
     std::memcpy(&header, data, header_bytes);
-    if (!first && !second && !third && !fourth && !begins(MAGIC)) {
+    if (version == 0) {
         refuse("expected the output of mtp_checkpoint_write, found other data");
     }
     const uint64_t parts[] = {header.hidden_bytes, header.head_bytes, header.trunk_bytes, header.text_bytes,
@@ -165,7 +155,7 @@ SequenceState SequenceState::read(const uint8_t * data, size_t size, bool borrow
     at += header.head_bytes;
     c.trunk = blob(at, header.trunk_bytes);
     at += header.trunk_bytes;
-    if (!second) {
+    if (version != 2) { // which has other estimates
         c.text.assign(at, at + header.text_bytes);
     }
     at += header.text_bytes;

@@ -7,6 +7,50 @@
 
 namespace MTP_TARGET {
 
+// The scales and mins of a block's groups as levels of up to Most, which are multiplied with d and dmin.
+template <bool Weighted, int Groups, int Most> struct PackedScales {
+    Int   scales[Groups], mins[Groups];
+    Float d, dmin;  // as they are read back
+    Int   halves;   // both, as F16
+    Mask  irregular = {};
+
+    PackedScales(const ScaleMin * fits, const Float * sum_w) {
+        Float group_scales[Groups], group_mins[Groups];
+        for (int j = 0; j < Groups; ++j) {
+            group_scales[j] = fits[j].scale;
+            group_mins[j]   = fits[j].min;
+            irregular |= fits[j].irregular;
+        }
+        if (Weighted) {
+            d    = fit_positive<Groups, Most>(group_scales, sum_w, scales);
+            dmin = fit_positive<Groups, Most>(group_mins, sum_w, mins);
+        } else {
+            d    = share_of_largest<Groups, Most>(group_scales, scales);
+            dmin = share_of_largest<Groups, Most>(group_mins, mins);
+        }
+        irregular |= not_number(d) | not_number(dmin);
+        const Int half_d = to_f16(d), half_dmin = to_f16(dmin);
+        d      = from_f16(half_d);
+        dmin   = from_f16(half_dmin);
+        halves = half_d | half_dmin << 16;
+    }
+};
+
+// The levels of a group of N values as step * level - start.
+template <int N, int Levels>
+inline void levels_of(const Float * group, Float step, Float start, const ScaleMin & fit, Int * levels) {
+    const Mask none = step == 0;
+    for (int i = 0; i < N; ++i) {
+        const Int l = nearest_int((group[i] + start) / step);
+        levels[i] = max(Int{}, min(splat(Levels), l));
+    }
+    if (any(none)) {  // the levels of the search stay
+        for (int i = 0; i < N; ++i) {
+            levels[i] = select(none, nearest_int(level<Levels>(fit, group[i])), levels[i]);
+        }
+    }
+}
+
 // Q4_K and Q5_K: eight groups of 32 values as d * scale * level - dmin * min, with 6-bit scales and
 // mins. Bytes: F16 d, F16 dmin, 12 of scales and mins, the fifth bits (Q5_K), the low four bits.
 template <int Type, int Bits> struct ScaleMinFormat {
@@ -24,7 +68,7 @@ template <int Type, int Bits> struct ScaleMinFormat {
     template <bool Weighted>
     static inline Mask quantize(const Float * x, const Float * importance, Int * words) {
         ScaleMin fits[GROUPS];
-        Float    scales[GROUPS], mins[GROUPS], sum_w[GROUPS];
+        Float    sum_w[GROUPS];
         const Float variance = Weighted ? 2 * sum_of_squares<LENGTH>(x) / LENGTH : Float{};
         for (int j = 0; j < GROUPS; j += 2) {
             Float w[2 * GROUP];
@@ -41,33 +85,16 @@ template <int Type, int Bits> struct ScaleMinFormat {
             fit_scale_min<GROUP, 2, LEVELS, false>(
                 x + GROUP * j, w, Weighted ? WEIGHTED : PLAIN, fits + j);
         }
-        Mask irregular = {};
-        for (int j = 0; j < GROUPS; ++j) {
-            scales[j] = fits[j].scale;
-            mins[j]   = fits[j].min;
-            irregular |= fits[j].irregular;
-        }
-
-        Int   packed[12], scale_levels[GROUPS], min_levels[GROUPS];
-        Float d, dmin;
-        if (Weighted) {
-            d    = fit_positive<GROUPS, 63>(scales, sum_w, scale_levels);
-            dmin = fit_positive<GROUPS, 63>(mins, sum_w, min_levels);
-        } else {
-            d    = share_of_largest<GROUPS, 63>(scales, scale_levels);
-            dmin = share_of_largest<GROUPS, 63>(mins, min_levels);
-        }
+        PackedScales<Weighted, GROUPS, 63> all(fits, sum_w);
+        Int * scale_levels = all.scales, * min_levels = all.mins;
         if (!Weighted || Bits == 5) {
             for (int j = 0; j < GROUPS; ++j) {
                 scale_levels[j] = min(scale_levels[j], splat(63));
                 min_levels[j]   = min(min_levels[j], splat(63));
             }
         }
-        irregular |= not_number(d) | not_number(dmin);
-        const Int half_d = to_f16(d), half_dmin = to_f16(dmin);
-        d    = from_f16(half_d);
-        dmin = from_f16(half_dmin);
 
+        Int packed[12];
         // The first four scales and mins take six bits of a byte each, whose upper two hold the
         // high bits of the last four.
         for (int j = 0; j < 4; ++j) {
@@ -76,7 +103,7 @@ template <int Type, int Bits> struct ScaleMinFormat {
             packed[j + 4] = min_levels[j] | min >> 4 << 6;
             packed[j + 8] = (scale & 15) | (min & 15) << 4;
         }
-        words[0] = half_d | half_dmin << 16;
+        words[0] = all.halves;
         for (int j = 0; j < 12; ++j) packed[j] &= 0xff;
         for (int k = 0; k < 3; ++k) words[1 + k] = word_of(packed + 4 * k);
         for (int j = 0; j < 4; ++j) {  // as they are read back
@@ -94,20 +121,9 @@ template <int Type, int Bits> struct ScaleMinFormat {
         for (int j = 0; j < GROUPS; j += 2) {
             Int levels[2][GROUP];
             for (int k = 0; k < 2; ++k) {
-                const Float step  = d * to_float(scale_levels[j + k]);
-                const Float start = dmin * to_float(min_levels[j + k]);
-                const Mask  none  = step == 0;
-                const Float * group = x + GROUP * (j + k);
-                for (int i = 0; i < GROUP; ++i) {
-                    const Int l = nearest_int((group[i] + start) / step);
-                    levels[k][i] = max(Int{}, min(splat(LEVELS), l));
-                }
-                if (any(none)) {  // the levels of the search stay
-                    for (int i = 0; i < GROUP; ++i) {
-                        const Float l = level<LEVELS>(fits[j + k], group[i]);
-                        levels[k][i]  = select(none, nearest_int(l), levels[k][i]);
-                    }
-                }
+                const Float step  = all.d * to_float(scale_levels[j + k]);
+                const Float start = all.dmin * to_float(min_levels[j + k]);
+                levels_of<GROUP, LEVELS>(x + GROUP * (j + k), step, start, fits[j + k], levels[k]);
             }
             for (int i = 0; i < GROUP; i += 4) {
                 const Int first = word_of(levels[0] + i), second = word_of(levels[1] + i);
@@ -118,7 +134,7 @@ template <int Type, int Bits> struct ScaleMinFormat {
                 }
             }
         }
-        return irregular;
+        return all.irregular;
     }
 };
 
@@ -136,7 +152,7 @@ struct Q2K {
     template <bool Weighted>
     static inline Mask quantize(const Float * x, const Float * importance, Int * words) {
         ScaleMin fits[GROUPS];
-        Float    scales[GROUPS], mins[GROUPS], sum_w[GROUPS];
+        Float    sum_w[GROUPS];
         const Float variance = Weighted ? sum_of_squares<LENGTH>(x) / LENGTH : Float{};
         for (int j = 0; j < GROUPS; j += 2) {
             Float w[2 * GROUP];
@@ -152,49 +168,18 @@ struct Q2K {
             constexpr Trials trials = Weighted ? Trials{-0.9f, 0.05f, 36} : Trials{-0.5f, 0.1f, 15};
             fit_scale_min<GROUP, 2, LEVELS, !Weighted>(x + GROUP * j, w, trials, fits + j);
         }
-        Mask irregular = {};
+        const PackedScales<Weighted, GROUPS, 15> all(fits, sum_w);
+        Int packed[GROUPS], levels[LENGTH];
         for (int j = 0; j < GROUPS; ++j) {
-            scales[j] = fits[j].scale;
-            mins[j]   = fits[j].min;
-            irregular |= fits[j].irregular;
-        }
-
-        Int   packed[GROUPS], scale_levels[GROUPS], min_levels[GROUPS];
-        Float d, dmin;
-        if (Weighted) {
-            d    = fit_positive<GROUPS, 15>(scales, sum_w, scale_levels);
-            dmin = fit_positive<GROUPS, 15>(mins, sum_w, min_levels);
-        } else {
-            d    = share_of_largest<GROUPS, 15>(scales, scale_levels);
-            dmin = share_of_largest<GROUPS, 15>(mins, min_levels);
-        }
-        irregular |= not_number(d) | not_number(dmin);
-        const Int half_d = to_f16(d), half_dmin = to_f16(dmin);
-        d    = from_f16(half_d);
-        dmin = from_f16(half_dmin);
-
-        Int levels[LENGTH];
-        for (int j = 0; j < GROUPS; ++j) {
-            packed[j] = (scale_levels[j] | min_levels[j] << 4) & 0xff;
-            const Float   step  = d * to_float(packed[j] & 15);
-            const Float   start = dmin * to_float(packed[j] >> 4);
-            const Mask    none  = step == 0;
-            const Float * group = x + GROUP * j;
-            for (int i = 0; i < GROUP; ++i) {
-                const Int l = nearest_int((group[i] + start) / step);
-                levels[GROUP * j + i] = max(Int{}, min(splat(LEVELS), l));
-            }
-            if (any(none)) {  // the levels of the search stay
-                for (int i = 0; i < GROUP; ++i) {
-                    const Int l = nearest_int(level<LEVELS>(fits[j], group[i]));
-                    levels[GROUP * j + i] = select(none, l, levels[GROUP * j + i]);
-                }
-            }
+            packed[j] = (all.scales[j] | all.mins[j] << 4) & 0xff;
+            const Float step  = all.d * to_float(packed[j] & 15);
+            const Float start = all.dmin * to_float(packed[j] >> 4);
+            levels_of<GROUP, LEVELS>(x + GROUP * j, step, start, fits[j], levels + GROUP * j);
         }
         for (int k = 0; k < 4; ++k) words[k] = word_of(packed + 4 * k);
         pack_pairs_of_bits(levels, words + 4);
-        words[20] = half_d | half_dmin << 16;
-        return irregular;
+        words[20] = all.halves;
+        return all.irregular;
     }
 };
 

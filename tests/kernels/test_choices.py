@@ -23,13 +23,11 @@ SOURCES = ROOT / "native" / "kernels"
 # The sum of products of the same 16 MB of floats, more than are needed to choose; what was known
 # before, and after them
 MULTIPLY = """
-import ctypes, json, sys
+import json, sys
 import numpy as np
 from pathlib import Path
 from support.kernels.ggml_calls import F32, Ggml
 ggml = Ggml(*map(Path, sys.argv[1:3]))
-add = ggml.base.ggml_add
-add.restype, add.argtypes = ctypes.c_void_p, [ctypes.c_void_p] * 3
 def chosen():
     found = ggml.plugged.choices()
     assert all((c.type, c.columns, c.rows, c.experts, c.threads) == KIND for c in found), found
@@ -43,7 +41,7 @@ def total(count):
     def build(context, tensors):
         found = ggml.base.ggml_mul_mat(context, *tensors)
         for _ in range(count - 1):
-            found = add(context, found, ggml.base.ggml_mul_mat(context, *tensors))
+            found = ggml.base.ggml_add(context, found, ggml.base.ggml_mul_mat(context, *tensors))
         return found
     return ggml.run(2, build, inputs)
 found = total(int(sys.argv[3]))

@@ -37,16 +37,17 @@ kernels = ctypes.CDLL(sys.argv[2])
 kernels.mtp_kernels_computed.restype = ctypes.c_long
 print(json.dumps([text, kernels.mtp_kernels_computed(b"MUL_MAT")]))
 """
-RMS_NORM = """
+# What programs that are run as BEGIN + PROGRAM begin with
+BEGIN = """
 import ctypes, json, sys
 import numpy as np
+from hashlib import sha256
 from pathlib import Path
-from support.kernels.ggml_calls import F32, Ggml
-from support.llama_libraries import stock_libraries
-ggml = Ggml(stock_libraries(), Path(sys.argv[1]))
+from support.kernels.ggml_calls import F32, I32, TYPES, Ggml
+ggml = Ggml(*map(Path, sys.argv[1:]))
+"""
+RMS_NORM = """
 norm = ggml.base.ggml_rms_norm
-norm.restype = ctypes.c_void_p
-norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
 x = np.random.default_rng(1).standard_normal((3, 100), np.float32)
 y = ggml.run(2, lambda c, t: norm(c, *t, 1e-6), [(F32, (100, 3), x)]).reshape(3, 100)
 exact = x / np.sqrt((x.astype(float) ** 2).mean(axis=1, keepdims=True) + 1e-6)
@@ -57,14 +58,7 @@ print(json.dumps([ggml.plugged.instructions, float(abs(y - exact).max()), likeli
 
 # A norm times a row of weights, and the weighted sum of experts, which patched libraries fuse
 FUSED = """
-import ctypes, json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import F32, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
 norm = ggml.base.ggml_rms_norm
-norm.restype = ctypes.c_void_p
-norm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
 random = np.random.default_rng(1)
 x, w = random.standard_normal((3, 100), np.float32), random.standard_normal(100, np.float32)
 inputs = [(F32, (100, 3), x), (F32, (100,), w)]
@@ -79,11 +73,6 @@ print(json.dumps([ggml.plugged.instructions, off, ggml.plugged.left_to_ggml()]))
 
 # Operations on tensors that lie in different ways; which of them were computed by the library
 LAYOUTS = """
-import json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import F32, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
 computed, right = {}, []
 def compute(name, operation, run, expected):
     run()  # with the small case, if there is one
@@ -143,29 +132,16 @@ print(json.dumps([refused, right, computed, ggml.plugged.left_to_ggml()]))
 
 # Rows that are copied in slices, fewer than threads
 LONG_ROWS = """
-import ctypes, json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import F32, I32, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
-get_rows = ggml.base.ggml_get_rows
-get_rows.restype = ctypes.c_void_p
-get_rows.argtypes = [ctypes.c_void_p] * 3
 x = np.random.default_rng(1).standard_normal((5, 20011), np.float32)
 copied = ggml.copy_strided(x[:2], 3)
 ids = np.array([4, 1], np.int32)
 inputs = [(F32, (20011, 5), x), (I32, (2,), ids)]
-found = ggml.run(3, lambda c, t: get_rows(c, *t), inputs).reshape(2, -1)
+found = ggml.run(3, lambda c, t: ggml.base.ggml_get_rows(c, *t), inputs).reshape(2, -1)
 same = (copied[::2] == x[:2]).all() and (copied[1::2] == 1).all() and (found == x[ids]).all()
 print(json.dumps([bool(same), ggml.plugged.computed("CPY"), ggml.plugged.left_to_ggml()]))
 """
 # A prompt after a single token: other code, which is tried out on its own
 ONE_THEN_MANY = """
-import json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import TYPES, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
 weights = ggml.encode(TYPES["Q4_K"], np.ones((4, 512), np.float32))
 counts = []
 for columns in (0, 1, 1, 9):
@@ -176,11 +152,6 @@ print(json.dumps(counts))
 """
 # With two types that have no kernels
 TYPES_COMPUTED = """
-import json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import TYPES, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
 computed = []
 for name, number in {**TYPES, "TQ1_0": 34, "Q1_0": 41}.items():
     before = ggml.plugged.computed("MUL_MAT")
@@ -192,11 +163,6 @@ print(json.dumps([computed, sorted(ggml.plugged.types())]))
 """
 # In a fork whose Q2_0 has blocks of 128
 OTHER_BLOCKS = """
-import ctypes, json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import TYPES, Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
 before = ggml.plugged.types()
 traits = ggml.base.ggml_get_type_traits(TYPES["Q2_0"])
 page = ctypes.addressof(traits.contents) // 4096 * 4096
@@ -216,12 +182,7 @@ print(json.dumps(plug_in(Path(sys.argv[1]), llama_cpp.llama_cpp._lib).reason))
 """
 # Products of all types whose bits are the same on every path
 BITS = """
-import json, sys
-from hashlib import sha256
-from pathlib import Path
-from support.kernels.ggml_calls import TYPES, Ggml
 from support.kernels.sweep import EXACT, columns, encoded_weights
-ggml = Ggml(*map(Path, sys.argv[1:]))
 found = {}
 for name in EXACT:
     encoded = encoded_weights(ggml, name, 768, 75)
@@ -251,11 +212,6 @@ print(json.dumps([wrong, len(set(alone)), plugged_kernels.computed("MUL_MAT")]))
 # kB in pages of 2 MiB of a buffer with keys and values of 16 MiB each, after attention of one query
 # and of many
 HUGE_PAGES = """
-import ctypes, json, sys
-import numpy as np
-from pathlib import Path
-from support.kernels.ggml_calls import Ggml
-ggml = Ggml(*map(Path, sys.argv[1:]))
 for name, kind in ("get_base", ctypes.c_void_p), ("get_size", ctypes.c_size_t):
     function = getattr(ggml.base, f"ggml_backend_buffer_{name}")
     function.argtypes, function.restype = [ctypes.c_void_p], kind
@@ -394,7 +350,8 @@ def wrong_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.thorough
 def test_kernels_with_other_results_are_left_to_ggml(wrong_library: Path) -> None:
-    name, off, likeliest, left = llama_libraries.answer(stock_libraries(), RMS_NORM, wrong_library)
+    words = (stock_libraries(), wrong_library)
+    name, off, likeliest, left = llama_libraries.answer(STOCK, BEGIN + RMS_NORM, *words)
     assert name == "WRONG"
     assert off < 1e-5
     assert likeliest
@@ -406,7 +363,7 @@ def test_kernels_with_other_results_are_left_to_ggml(wrong_library: Path) -> Non
 def test_a_fusion_is_not_used_where_a_part_of_it_is_wrong(
     wrong_library: Path, libraries: Path
 ) -> None:
-    name, off, left = llama_libraries.answer(libraries, FUSED, libraries, wrong_library)
+    name, off, left = llama_libraries.answer(libraries, BEGIN + FUSED, libraries, wrong_library)
     assert name == "WRONG"
     assert max(off) < 1e-5
     assert [line.partition(":")[0] for line in left] == [
@@ -418,7 +375,7 @@ def test_a_fusion_is_not_used_where_a_part_of_it_is_wrong(
 @pytest.mark.thorough
 def test_every_layout_is_proved_for_itself(tmp_path: Path) -> None:
     library, stock = with_kernels(tmp_path, "careless"), stock_libraries()
-    computed, right, left = llama_libraries.answer(stock, LAYOUTS, stock, library)
+    computed, right, left = llama_libraries.answer(stock, BEGIN + LAYOUTS, stock, library)
     assert right == [True] * 5
     assert {name for name, here in computed.items() if here} == {"contiguous", "apart"}
     assert [line.split()[0] for line in left] == ["CONCAT", "SCALE", "ARGMAX"]
@@ -468,7 +425,7 @@ def test_quants_have_the_same_bits_on_every_path() -> None:
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     paths = {"": "avx2", "avx512": "avx512bw", "avx_vnni": "avx_vnni", "avx2": "avx2"}
     found = {
-        path: llama_libraries.answer(STOCK, BITS, *words, **{CHOICE: path})
+        path: llama_libraries.answer(STOCK, BEGIN + BITS, *words, **{CHOICE: path})
         for path, flag in paths.items()
         if flag in flags
     }
@@ -482,15 +439,16 @@ def test_quants_have_the_same_bits_on_every_path() -> None:
             "no_hint,two_streams,panels",
         ):
             words_of = {CHOICE: f"fixed,{path},{how}"}
-            again = llama_libraries.answer(STOCK, BITS, *words, **words_of)
+            again = llama_libraries.answer(STOCK, BEGIN + BITS, *words, **words_of)
             assert again == [instructions, [], bits], how
     for how in ("no_amx", "amx"):  # which makes no difference where the CPU has no tiles
-        assert llama_libraries.answer(STOCK, BITS, *words, **{CHOICE: f"fixed,{how}"}) == best, how
+        words_of = {CHOICE: f"fixed,{how}"}
+        assert llama_libraries.answer(STOCK, BEGIN + BITS, *words, **words_of) == best, how
 
 
 def test_long_rows_are_copied_by_all_threads() -> None:
     stock, library = stock_libraries(), native_library("mtp_kernels")
-    same, copies, left = llama_libraries.answer(stock, LONG_ROWS, stock, library)
+    same, copies, left = llama_libraries.answer(stock, BEGIN + LONG_ROWS, stock, library)
     assert (same, left) == (True, [])
     assert copies == 2  # that of the small case, too
 
@@ -504,7 +462,7 @@ def test_a_prompt_moves_a_long_cache_to_huge_pages_and_a_token_one_page() -> Non
     if platform.machine() != "x86_64":
         pytest.skip("attention is computed on x86-64 only")
     words = (stock_libraries(), native_library("mtp_kernels"))
-    found, off = llama_libraries.answer(STOCK, HUGE_PAGES, *words)
+    found, off = llama_libraries.answer(STOCK, BEGIN + HUGE_PAGES, *words)
     one, many = found
     assert one <= 2 << 10  # the time of a token is not for all of a cache
     assert many >= 24 << 10
@@ -514,13 +472,13 @@ def test_a_prompt_moves_a_long_cache_to_huge_pages_and_a_token_one_page() -> Non
 def test_each_path_is_tried_out_before_it_is_used() -> None:
     stock, library = stock_libraries(), native_library("mtp_kernels")
     one_candidate = {CHOICE: "avx2,dotprod,no_hint,one_stream"}
-    counts = llama_libraries.answer(stock, ONE_THEN_MANY, stock, library, **one_candidate)
+    counts = llama_libraries.answer(stock, BEGIN + ONE_THEN_MANY, stock, library, **one_candidate)
     assert counts == [0, 2, 1, 2]  # with and without a small case; of no columns there is none
 
 
 def test_the_types_are_those_whose_products_are_computed() -> None:
     stock, library = stock_libraries(), native_library("mtp_kernels")
-    computed, said = llama_libraries.answer(stock, TYPES_COMPUTED, stock, library)
+    computed, said = llama_libraries.answer(stock, BEGIN + TYPES_COMPUTED, stock, library)
     assert sorted(computed) == said
     assert "Q4_K" in said
 
@@ -528,7 +486,7 @@ def test_the_types_are_those_whose_products_are_computed() -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="NEON has no kernels for Q2_0")
 def test_a_type_with_other_blocks_is_left_to_ggml() -> None:
     stock, library = stock_libraries(), native_library("mtp_kernels")
-    assert llama_libraries.answer(stock, OTHER_BLOCKS, stock, library) == [["Q2_0"], 0]
+    assert llama_libraries.answer(stock, BEGIN + OTHER_BLOCKS, stock, library) == [["Q2_0"], 0]
 
 
 @pytest.mark.parametrize("operations", ["0", "RMS_NORM"])

@@ -300,29 +300,6 @@ void Head::check_kept(int64_t n) const {
     }
 }
 
-void Head::draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows,
-                 int32_t depth, int32_t * out_tokens, float * out_probs, float * out_logits) {
-    check_rows(seq, first, tokens, n_rows, 1);
-    require(hidden, "hidden");
-    check_depth(depth);
-    require(out_tokens, "out_tokens");
-    require(out_probs, "out_probs");
-    const int64_t before = cache_->next(seq);
-    const int64_t ahead = std::max<int64_t>(0, n_rows - n_batch_);
-    feed(seq, first, tokens, hidden, ahead);
-    try {
-        const DraftGraph & g =
-            run({{{seq, first + ahead, tokens + ahead, hidden + ahead * width(), n_rows - ahead}, depth}});
-        read_drafts(g, 0, depth, out_tokens, out_probs);
-        for (int32_t step = 0; step < depth && out_logits != nullptr; ++step) {
-            g.logits(0, step, out_logits + int64_t(step) * vocabulary_.size());
-        }
-    } catch (...) {
-        cache_->truncate(seq, before);
-        throw;
-    }
-}
-
 void Head::read_drafts(const DraftGraph & graph, int64_t i, int32_t depth, int32_t * out_tokens, float * out_probs) const {
     for (int32_t step = 0; step < depth; ++step) {
         const int32_t index = graph.index(i, step);
@@ -347,7 +324,7 @@ std::pair<int32_t, int32_t> Head::range_of(int32_t first, int32_t last) const {
     return {begin, std::min(begin + size, int32_t(n_seq_max_))};
 }
 
-void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing) {
+void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing, float * out_logits) {
     require_range(n, 1, n_seq_max_, "n");
     require(tasks, "tasks");
     std::vector<const mtp_draft_task *> order;
@@ -417,6 +394,9 @@ void Head::draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * 
         const DraftGraph & g = run(parts, drawing);
         for (size_t i = 0; i < order.size(); ++i) {
             read_drafts(g, places[i], order[i]->depth, order[i]->out_tokens, order[i]->out_probs);
+        }
+        for (int32_t step = 0; step < tasks->depth && out_logits != nullptr; ++step) {
+            g.logits(places.front(), step, out_logits + int64_t(step) * vocabulary_.size());
         }
     } catch (...) {
         for (size_t i = 0; i < order.size(); ++i) {

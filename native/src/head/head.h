@@ -34,14 +34,13 @@ public:
 
     // As the functions of the same names in mtp.h; arguments are checked here.
     void feed(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows);
-    void draft(int32_t seq, int64_t first, const int32_t * tokens, const float * hidden, int64_t n_rows, int32_t depth,
-               int32_t * out_tokens, float * out_probs, float * out_logits);
     void keep_hidden(const DeviceRows & from, mtp_kept_rows * parts, int32_t n);
     void get_hidden(int32_t seq, int64_t n, float * out);
     // As keep_hidden for one part. Returns whether the rows are kept.
     bool keep_hidden(int32_t seq, int64_t at, const DeviceRows & from, int64_t n);
-    // drawing: only for one sequence, whose drafts are then sampled.
-    void draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing = nullptr);
+    // drawing: only for one sequence, whose drafts are then sampled. out_logits, too: as in mtp_head_draft.
+    void draft_batch(const mtp_draft_task * tasks, int32_t n, const Drawing * drawing = nullptr,
+                     float * out_logits = nullptr);
     void rollback(int32_t seq, int64_t position);
 
     // Makes these the last ids of the draft vocabulary, [n_ring], and copies the rows of those that are new.

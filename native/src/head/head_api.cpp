@@ -95,7 +95,9 @@ mtp_status mtp_head_draft(mtp_head * head, int32_t seq, int32_t first, const int
                           int32_t n_rows, int32_t depth, int32_t * out_tokens, float * out_probs,
                           float * out_logits) {
     return guard([&] {
-        require(head, "head")->draft(seq, first, tokens, hidden, n_rows, depth, out_tokens, out_probs, out_logits);
+        require(head, "head");
+        const mtp_draft_task task = {seq, first, tokens, require(hidden, "hidden"), n_rows, depth, out_tokens, out_probs};
+        head->draft_batch(&task, 1, nullptr, out_logits);
     });
 }
 

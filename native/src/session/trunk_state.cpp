@@ -9,20 +9,11 @@ namespace mtp {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string & text) {
-    throw Error(MTP_ERROR_FORMAT, "checkpoint: the trunk's state: " + text);
-}
+const char * const WHAT = "checkpoint: the trunk's state";
 
-class Reader {
+class Reader : public BoundedReader {
 public:
-    explicit Reader(const Blob & bytes) : bytes_(bytes) {}
-
-    template <typename T>
-    T take(const char * field) {
-        T value;
-        std::memcpy(&value, need(sizeof(T), field), sizeof(T));
-        return value;
-    }
+    explicit Reader(const Blob & bytes) : BoundedReader(WHAT, bytes.data(), bytes.size()), begin_(bytes.data()) {}
 
     void expect(const char * field, int64_t want, int64_t found) const {
         if (found != want) {
@@ -32,28 +23,17 @@ public:
 
     // Skips a * b * c bytes; all factors are below 2^32 except one, which may be any number.
     void skip(uint64_t a, uint64_t b, uint64_t c, const char * field) {
-        const uint64_t left = bytes_.size() - at_;
-        if (a > left || b > left || c > left || (a != 0 && b > left / a) || (a * b != 0 && c > left / (a * b))) {
-            refuse(format("%s: expected %llu x %llu x %llu bytes, found %llu", field, (unsigned long long) a,
-                          (unsigned long long) b, (unsigned long long) c, (unsigned long long) left));
+        if (a > left() || b > left() || c > left() || (a != 0 && b > left() / a) || (a * b != 0 && c > left() / (a * b))) {
+            refuse(format("%s: expected %llu x %llu x %llu bytes, found %zu", field, (unsigned long long) a,
+                          (unsigned long long) b, (unsigned long long) c, left()));
         }
-        at_ += size_t(a * b * c);
+        BoundedReader::skip(size_t(a * b * c));
     }
 
-    size_t at() const { return at_; }
+    size_t offset() const { return size_t(at() - begin_); }
 
 private:
-    const uint8_t * need(size_t n, const char * field) {
-        if (n > bytes_.size() - at_) {
-            refuse(format("%s: expected %zu bytes, found the end", field, n));
-        }
-        const uint8_t * here = bytes_.data() + at_;
-        at_ += n;
-        return here;
-    }
-
-    const Blob & bytes_;
-    size_t at_ = 0;
+    const uint8_t * begin_;
 };
 
 // Cells in any order: one for each position, from 0 if `all` is set, else of the last positions. Only the cells of a
@@ -71,20 +51,20 @@ void check_cells(Reader & in, int64_t cells, bool all, int64_t length, bool mrop
             const int32_t x = in.take<int32_t>("x"), y = in.take<int32_t>("y");
             is_picture = !(x == position && y == position) && !(x == 0 && y == 0);
             if (is_picture && (std::min(x, y) < position || std::max(x, y) >= length)) {
-                refuse(format("x and y: expected %d to %lld, found %d and %d", position, (long long) length - 1, x, y));
+                in.refuse(format("x and y: expected %d to %lld, found %d and %d", position, (long long) length - 1, x, y));
             }
             in.skip(1, sizeof(int32_t), 1, "token"); // any value is valid
         }
         in.skip(1, sizeof(int32_t), 1, "sequence"); // llama.cpp replaces it
         if (position < 0 || position >= length || (seen[size_t(position)] && !is_picture)) {
-            refuse(format("position: expected each of 0 to %lld once, found %d", (long long) length - 1, position));
+            in.refuse(format("position: expected each of 0 to %lld once, found %d", (long long) length - 1, position));
         }
         seen[size_t(position)] = true;
         first = std::min<int64_t>(first, position);
         has_picture = has_picture || is_picture;
     }
     if (!seen.back()) {
-        refuse(format("position: expected %lld, found only others", (long long) length - 1));
+        in.refuse(format("position: expected %lld, found only others", (long long) length - 1));
     }
     if (!has_picture) {
         in.expect("cells", all ? length : length - first, cells);
@@ -125,7 +105,7 @@ Parts::Range read_cache(Reader & in, int64_t length, bool all, StateLayout layou
     streams = in.take<uint32_t>("streams");
     int64_t filled = 0;
     for (uint32_t i = 0; i < streams; ++i) { // a count that is too large runs into the end of the data
-        const size_t begin = in.at();
+        const size_t begin = in.offset();
         const int64_t cells = in.take<uint32_t>("cells");
         if (cells == 0) {
             continue;
@@ -141,7 +121,7 @@ Parts::Range read_cache(Reader & in, int64_t length, bool all, StateLayout layou
         } else {
             skip_rows(in, layers, cells, "values");
         }
-        out = {begin, in.at()};
+        out = {begin, in.offset()};
     }
     in.expect("streams with cells", 1, filled);
     return out;
@@ -164,9 +144,9 @@ Parts find_parts(const Blob & state, int64_t length, StateLayout layout) {
         parts.caches.push_back(read_cache(in, length, false, layout, streams));
         in.expect("streams of the layers with a window", parts.streams, streams);
     }
-    parts.rest = in.at();
+    parts.rest = in.offset();
     if (layout.memory != StateLayout::HYBRID) {
-        in.expect("bytes", int64_t(in.at()), int64_t(state.size()));
+        in.expect("bytes", int64_t(in.offset()), int64_t(state.size()));
         return parts;
     }
     check_recurrent_cell(in, length);
@@ -196,7 +176,7 @@ std::vector<uint8_t> to_one_stream(const Blob & state, int64_t length, StateLayo
 void check_trunk_state(const Blob & state, int64_t length, StateLayout layout) {
     const uint32_t streams = find_parts(state, length, layout).streams;
     if (streams != 1) {
-        refuse(format("streams: expected 1, found %u", streams));
+        throw Error(MTP_ERROR_FORMAT, format("%s: streams: expected 1, found %u", WHAT, streams));
     }
 }
 

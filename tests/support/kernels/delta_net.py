@@ -8,10 +8,9 @@ single tokens, and those that are far from float64.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
-from ctypes import c_int64, c_void_p
+from ctypes import c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,7 +81,6 @@ def compute(
     inputs += [(F32, rows[name].shape[::-1], rows[name]) for name in ("g", "beta")]
     inputs += [(F32, state.shape[::-1], state)]
     view = ggml.base.ggml_view_4d
-    view.restype, view.argtypes = c_void_p, [c_void_p] * 2 + [c_int64] * 4 + [ctypes.c_size_t] * 4
 
     def build(context: c_void_p, tensors: list[c_void_p]) -> c_void_p:
         seen = []

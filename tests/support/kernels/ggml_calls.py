@@ -117,12 +117,14 @@ class Ggml:
             ("ggml_mul_mat_id", tensor, context, tensor, tensor, tensor),
             ("ggml_flash_attn_ext", tensor, context, *[tensor] * 4, *[c_float] * 3),
             ("ggml_gated_delta_net", tensor, context, *[tensor] * 6, c_int64),
+            ("ggml_gated_delta_net_replay", tensor, context, *[tensor] * 8, c_int64),
             ("ggml_concat", tensor, context, tensor, tensor, c_int),
             ("ggml_transpose", tensor, context, tensor),
             ("ggml_ssm_conv", tensor, context, tensor, tensor),
             ("ggml_silu", tensor, context, tensor),
             ("ggml_argmax", tensor, context, tensor),
             ("ggml_soft_max", tensor, context, tensor),
+            ("ggml_rms_norm", tensor, context, tensor, c_float),
             ("ggml_scale", tensor, context, tensor, c_float),
             ("ggml_scale_inplace", tensor, context, tensor, c_float),
             ("ggml_get_rows", tensor, context, tensor, tensor),
@@ -133,6 +135,7 @@ class Ggml:
             ("ggml_gallocr_alloc_graph", c_bool, c_void_p, c_void_p),
             ("ggml_gallocr_free", None, c_void_p),
             ("ggml_view_3d", tensor, context, tensor, *[c_int64] * 3, *[c_size_t] * 3),
+            ("ggml_view_4d", tensor, context, tensor, *[c_int64] * 4, *[c_size_t] * 4),
             ("ggml_cpy", tensor, context, tensor, tensor),
             ("quantize_row_q8_K_ref", None, c_void_p, c_void_p, c_int64),
             ("ggml_new_graph", c_void_p, context),
@@ -473,7 +476,6 @@ class Ggml:
         memory: [any number, row], a row being a state [heads, d, d] and the log of `n_log` tokens.
         """
         function = self.base.ggml_gated_delta_net_replay
-        function.restype, function.argtypes = c_void_p, [*[c_void_p] * 9, c_int64]
         seqs, tokens, heads, d = rows["v"].shape
         inputs: list[Input] = [
             (F32, (d, rows[name].shape[2], tokens, seqs), rows[name]) for name in "qkv"
@@ -495,7 +497,6 @@ class Ggml:
         """`replay` from the rows of `memory` in order, to which the new rows are copied as far as
         they are written: the output, and the memory after it."""
         function = self.base.ggml_gated_delta_net_replay
-        function.restype, function.argtypes = c_void_p, [*[c_void_p] * 9, c_int64]
         seqs, tokens, heads, d = rows["v"].shape
         k_heads, row = rows["k"].shape[2], memory.shape[1]
         attention = seqs * tokens * heads * d

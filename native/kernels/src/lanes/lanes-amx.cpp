@@ -16,13 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2"))), apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2")
-#pragma GCC diagnostic ignored "-Wuninitialized"  // see lanes-avx512-vnni.cpp
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+LANES_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2")
 
 #include <immintrin.h>
 
@@ -306,9 +300,7 @@ double amx_multiply(int64_t n) {
 
 }  // namespace mtp
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+LANES_END_TARGET
 
 #else
 

@@ -6,11 +6,7 @@
 
 #if defined(LANES_AVX_VNNI)
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,avxvnni,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC target("avx2,avxvnni,fma,f16c")
-#endif
+LANES_TARGET("avx2,avxvnni,fma,f16c")
 
 #include <immintrin.h>
 
@@ -33,8 +29,6 @@ double avx_vnni_multiply(int64_t n) { return multiply<vnni_dots<vnni_256>>(n); }
 
 }  // namespace mtp
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+LANES_END_TARGET
 
 #endif

@@ -7,15 +7,10 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c")
-#endif
+LANES_TARGET("avx2,fma,f16c")
 
 #include <immintrin.h>
 
-#include "lanes-delta-net.h"
 #include "lanes-dots.h"
 #include "lanes-products.h"
 #include "lanes-q8_K.h"
@@ -23,22 +18,14 @@
 #include "lanes-v256.h"
 
 namespace mtp {
-namespace {
 
 using vectors = maddubs_dots<v256>;
 
-}  // namespace
-
-const kernel_set avx2_kernels = {
-    "AVX2",   product_of<vectors>, attention_of<vectors>, quantize_q8_K<v256>, delta_net_rows<v256>, delta_net_fits<v256>,
-    convolve<v256>, convolve_row,        sum_of_squares,        scale_row,     weighted_sum, last_largest, copy_block<v256>,
-    multiply<vectors>,
-};
+const kernel_set avx2_kernels =
+    kernels_of<v256>("AVX2", product_of<vectors>, multiply<vectors>, attention_of<vectors>, quantize_q8_K<v256>);
 
 }  // namespace mtp
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+LANES_END_TARGET
 
 #endif

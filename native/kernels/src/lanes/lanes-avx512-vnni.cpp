@@ -6,17 +6,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2"))), apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2")
-#endif
-
-// gcc takes the undefined operands of its own intrinsics for uninitialized variables
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+LANES_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2")
 
 #include <immintrin.h>
 
@@ -31,8 +21,6 @@ double avx512_vnni_multiply(int64_t n) { return multiply<vnni_dots<vnni_512>>(n)
 
 }  // namespace mtp
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+LANES_END_TARGET
 
 #endif

@@ -7,21 +7,10 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,avx2"))), apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,avx2")
-#endif
-
-// gcc takes the undefined operands of its own intrinsics for uninitialized variables
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+LANES_TARGET("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,avx2")
 
 #include <immintrin.h>
 
-#include "lanes-delta-net.h"
 #include "lanes-dots.h"
 #include "lanes-products.h"
 #include "lanes-q8_K.h"
@@ -29,22 +18,14 @@
 #include "lanes-v512.h"
 
 namespace mtp {
-namespace {
 
 using vectors = maddubs_dots<v512>;
 
-}  // namespace
-
-const kernel_set avx512_kernels = {
-    "AVX512", product_of<vectors>, attention_of<vectors>, quantize_q8_K<v512>, delta_net_rows<v512>, delta_net_fits<v512>,
-    convolve<v512>, convolve_row,        sum_of_squares,        scale_row,     weighted_sum, last_largest, copy_block<v512>,
-    multiply<vectors>,
-};
+const kernel_set avx512_kernels =
+    kernels_of<v512>("AVX512", product_of<vectors>, multiply<vectors>, attention_of<vectors>, quantize_q8_K<v512>);
 
 }  // namespace mtp
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+LANES_END_TARGET
 
 #endif

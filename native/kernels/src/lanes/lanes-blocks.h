@@ -428,15 +428,7 @@ template <class V, class T> struct block_panels {
     }
 };
 
-template <class V, class T>
-void block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
-                   reading how) {
-    if (uses_panels(how, nc)) {
-        panel_product<V, block_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc, how.again);
-    } else {
-        mul_mat<V, small_blocks<T>>(n, w, stride, nr, cols, dst, nc, how);
-    }
-}
+template <class V, class T> constexpr product_kernel block_mul_mat = rows_or_panels<V, small_blocks<T>, block_panels<V, T>>;
 
 }  // namespace
 }  // namespace mtp

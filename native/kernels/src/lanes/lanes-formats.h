@@ -26,9 +26,6 @@ template <class V> LANES_INLINE void nibbles(typename V::I packed, typename V::I
     w[1] = V::and_(V::template srl32<4>(packed), V::set8(0x0f));
 }
 
-// kvalues_iq4nl of ggml-common.h
-constexpr int8_t iq4_values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
-
 struct block_format {
     static constexpr int pieces = 1, sub_block = 32;
     static constexpr int bias = 0;

@@ -14,23 +14,8 @@
 #include "lanes-dots.h"
 #include "lanes-super-blocks.h"
 
-#include <type_traits>
-
 namespace mtp {
 namespace {
-
-struct unrolled {
-    template <class Body> LANES_INLINE void eighths(Body && body) {
-        body(std::integral_constant<int, 0>());
-        body(std::integral_constant<int, 1>());
-        body(std::integral_constant<int, 2>());
-        body(std::integral_constant<int, 3>());
-        body(std::integral_constant<int, 4>());
-        body(std::integral_constant<int, 5>());
-        body(std::integral_constant<int, 6>());
-        body(std::integral_constant<int, 7>());
-    }
-};
 
 // Two bits of each element: elements 128 * h + 32 * j + i are bits 2 * j and 2 * j + 1 of byte 32 * h + i.
 template <class V, int S> LANES_INLINE void two_bits(const char * p, const size_t * lane, typename V::I * w) {

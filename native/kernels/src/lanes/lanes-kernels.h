@@ -72,6 +72,23 @@ template <class V> LANES_INLINE typename V::F lane_sums_f(const typename V::F * 
                    V::as_float(V::unpackhi64(V::as_int(ab), V::as_int(cd))));
 }
 
+// kvalues_iq4nl of ggml-common.h
+constexpr int8_t iq4_values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+
+// Calls body(s) for s = 0 to 7, each a constant.
+struct unrolled {
+    template <class Body> LANES_INLINE void eighths(Body && body) {
+        body(std::integral_constant<int, 0>());
+        body(std::integral_constant<int, 1>());
+        body(std::integral_constant<int, 2>());
+        body(std::integral_constant<int, 3>());
+        body(std::integral_constant<int, 4>());
+        body(std::integral_constant<int, 5>());
+        body(std::integral_constant<int, 6>());
+        body(std::integral_constant<int, 7>());
+    }
+};
+
 // The offsets of `here` consecutive blocks, one for each lane; the remaining lanes repeat the first one.
 template <class V, class B> LANES_INLINE void block_lanes(int here, size_t * lane) {
     LANES_UNROLL

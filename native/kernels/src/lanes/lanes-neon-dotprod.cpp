@@ -6,13 +6,8 @@
 
 #if defined(LANES_NEON)
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
-#else
-#pragma GCC target("arch=armv8.2-a+dotprod")
-#endif
+LANES_TARGETS("arch=armv8.2-a+dotprod", "dotprod")
 
-#include "lanes-delta-net.h"
 #include "lanes-neon-floats.h"
 #include "lanes-neon.h"
 #include "lanes-rows.h"
@@ -37,16 +32,10 @@ static double multiply(int64_t n) {
     return neon_multiply(n, 16, [](int32x4_t sum, int8x16_t w) { return vdotq_s32(sum, w, w); });
 }
 
-const kernel_set neon_dotprod_kernels = {
-    "NEON_DOTPROD", neon_dotprod_product, nullptr,   nullptr,      delta_net_rows<neon_floats>, delta_net_fits<neon_floats>,
-    convolve<neon_floats>, convolve_row, sum_of_squares,       scale_row, weighted_sum, last_largest, copy_block<neon_floats>,
-    multiply,
-};
+const kernel_set neon_dotprod_kernels = kernels_of<neon_floats>("NEON_DOTPROD", neon_dotprod_product, multiply);
 
 }  // namespace mtp
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+LANES_END_TARGET
 
 #endif

@@ -6,13 +6,8 @@
 
 #if defined(LANES_NEON)
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("dotprod,i8mm"))), apply_to = function)
-#else
-#pragma GCC target("arch=armv8.2-a+dotprod+i8mm")
-#endif
+LANES_TARGETS("arch=armv8.2-a+dotprod+i8mm", "dotprod,i8mm")
 
-#include "lanes-delta-net.h"
 #include "lanes-neon-floats.h"
 #include "lanes-neon.h"
 #include "lanes-rows.h"
@@ -88,16 +83,10 @@ static double multiply(int64_t n) {
     return neon_multiply(n, 32, [](int32x4_t sum, int8x16_t w) { return vmmlaq_s32(sum, w, w); });
 }
 
-const kernel_set neon_i8mm_kernels = {
-    "NEON_I8MM", product_of,     nullptr,   nullptr,      delta_net_rows<neon_floats>, delta_net_fits<neon_floats>,
-    convolve<neon_floats>, convolve_row, sum_of_squares, scale_row, weighted_sum, last_largest, copy_block<neon_floats>,
-    multiply,
-};
+const kernel_set neon_i8mm_kernels = kernels_of<neon_floats>("NEON_I8MM", product_of, multiply);
 
 }  // namespace mtp
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+LANES_END_TARGET
 
 #endif

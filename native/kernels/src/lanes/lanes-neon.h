@@ -337,14 +337,7 @@ struct neon_iq4_xs {
         for (int u = 0; u < U; u++) {
             sum[u] = V::zero();
         }
-        eighth<V, U, 0>(row, y, low, high, sum);
-        eighth<V, U, 1>(row, y, low, high, sum);
-        eighth<V, U, 2>(row, y, low, high, sum);
-        eighth<V, U, 3>(row, y, low, high, sum);
-        eighth<V, U, 4>(row, y, low, high, sum);
-        eighth<V, U, 5>(row, y, low, high, sum);
-        eighth<V, U, 6>(row, y, low, high, sum);
-        eighth<V, U, 7>(row, y, low, high, sum);
+        unrolled::eighths([&](auto s) LANES_ALWAYS { eighth<V, U, decltype(s)::value>(row, y, low, high, sum); });
     }
 
     template <int N> LANES_INLINE uint32x4_t right(uint32x4_t x) {
@@ -353,9 +346,7 @@ struct neon_iq4_xs {
 
     template <class V, int U, int S>
     LANES_INLINE void eighth(const char * const * row, const q8_K_unit<V> * y, uint32x4_t low, uint32x4_t high, typename V::sums * sum) {
-        // kvalues_iq4nl of ggml-common.h
-        static const int8_t values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
-        const uint8x16_t table = vreinterpretq_u8_s8(vld1q_s8(values));
+        const uint8x16_t table = vreinterpretq_u8_s8(vld1q_s8(iq4_values));
         uint8x16_t w[4], lo[4], hi[4];
         load_codes<V>(row, offsetof(block, qs) + 16 * S, w);
         LANES_UNROLL

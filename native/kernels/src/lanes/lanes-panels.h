@@ -296,14 +296,14 @@ template <class V, class T> struct super_panels {
     }
 };
 
-// T's product with any number of columns.
-template <class V, class T>
-void super_block_mul_mat(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
-                         reading how) {
+// The product with any number of columns: K's with few of them, P's with many.
+template <class V, class K, class P>
+void rows_or_panels(int64_t n, const char * w, size_t stride, int64_t nr, const void * const * cols, float * const * dst, int nc,
+                    reading how) {
     if (uses_panels(how, nc)) {
-        panel_product<V, super_panels<V, T>>::product(n, w, stride, nr, cols, dst, nc, how.again);
+        panel_product<V, P>::product(n, w, stride, nr, cols, dst, nc, how.again);
     } else {
-        mul_mat<V, super_blocks<T>>(n, w, stride, nr, cols, dst, nc, how);
+        mul_mat<V, K>(n, w, stride, nr, cols, dst, nc, how);
     }
 }
 

@@ -32,7 +32,7 @@ template <class Products> product_kernel super_block_product(ggml_type type) {
 }
 
 template <class V> struct super_block_products {
-    template <class T> static constexpr product_kernel of = super_block_mul_mat<V, T>;
+    template <class T> static constexpr product_kernel of = rows_or_panels<V, super_blocks<T>, super_panels<V, T>>;
 };
 
 template <class V> product_kernel quants_product(ggml_type type) {

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "lanes-delta-net.h"
 #include "lanes-kernels.h"
 
 #include <math.h>
@@ -208,6 +209,15 @@ void convolve_row(int64_t n, float * y, const float * const * x, const float * c
         }
         y[i] = sum;
     }
+}
+
+// The kernels of an instruction set: V's of floats, and those that its vectors of bytes have.
+template <class V>
+constexpr kernel_set kernels_of(const char * name, decltype(kernel_set::product) product, decltype(kernel_set::multiply) multiply,
+                                decltype(kernel_set::attention) attention = nullptr,
+                                decltype(kernel_set::quantize_q8_K) quantize = nullptr) {
+    return { name,           product,   attention,    quantize,     delta_net_rows<V>, delta_net_fits<V>, convolve<V>, convolve_row,
+             sum_of_squares, scale_row, weighted_sum, last_largest, copy_block<V>,     multiply };
 }
 
 }  // namespace

@@ -293,8 +293,6 @@ struct q6_K {
 struct iq4_xs {
     using block = block_iq4_xs;
     static constexpr bool has_min = false;
-    // kvalues_iq4nl of ggml-common.h
-    static constexpr int8_t values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 
     template <class V, int M>
     LANES_INLINE void sums(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y,
@@ -305,14 +303,7 @@ struct iq4_xs {
         for (int m = 0; m < M; m++) {
             sum[m] = V::signed_start(scales, V::all(y[m]->pairs));
         }
-        eighth<V, M, 0>(row, lane, y, scales, sum);
-        eighth<V, M, 1>(row, lane, y, scales, sum);
-        eighth<V, M, 2>(row, lane, y, scales, sum);
-        eighth<V, M, 3>(row, lane, y, scales, sum);
-        eighth<V, M, 4>(row, lane, y, scales, sum);
-        eighth<V, M, 5>(row, lane, y, scales, sum);
-        eighth<V, M, 6>(row, lane, y, scales, sum);
-        eighth<V, M, 7>(row, lane, y, scales, sum);
+        unrolled::eighths([&](auto s) LANES_ALWAYS { eighth<V, M, decltype(s)::value>(row, lane, y, scales, sum); });
     }
 
     // The 8 scales, 6 bits less 32, as words. Of the head: 2 bytes d, 2 bytes of the high pairs of
@@ -332,7 +323,7 @@ struct iq4_xs {
     template <class V, int M, int S>
     LANES_INLINE void eighth(const char * row, const size_t * lane, const q8_K_blocks<V> * const * y, typename V::I scales,
                              typename V::I * sum) {
-        const auto table = V::signed_code(V::same(values)), mask = V::set8(0x0f);
+        const auto table = V::signed_code(V::same(iq4_values)), mask = V::set8(0x0f);
         const auto w = V::lanes(row + offsetof(block, qs) + 16 * S, lane);
         const auto w0 = V::shuffle8(table, V::and_(w, mask));
         const auto w1 = V::shuffle8(table, V::and_(V::template srl32<4>(w), mask));
@@ -362,7 +353,7 @@ struct iq4_xs {
         if constexpr (least<V> > 0) {
             transpose<V>(less, to.least);
         }
-        const auto table = V::signed_code(V::same(values)), mask = V::set8(0x0f);
+        const auto table = V::signed_code(V::same(iq4_values)), mask = V::set8(0x0f);
         for (int s = 0; s < 8; s++) {
             typename V::I w[4];
             load_rows<V>(p + offsetof(block, qs) + 16 * s, stride, lane, w);

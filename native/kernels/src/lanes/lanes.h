@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace mtp {
 
@@ -130,3 +131,19 @@ bool has_amx();
 #endif
 
 }  // namespace mtp
+
+// What a file compiles from LANES_TARGET to LANES_END_TARGET is for these instructions, so it includes headers before whose
+// functions are the same for every instruction set. gcc and clang name those of ARM differently.
+#define LANES_PRAGMA(...) _Pragma(#__VA_ARGS__)
+#define LANES_TARGET(features) LANES_TARGETS(features, features)
+#if defined(__clang__)
+#define LANES_TARGETS(of_gcc, of_clang) LANES_PRAGMA(clang attribute push(__attribute__((target(of_clang))), apply_to = function))
+#define LANES_END_TARGET LANES_PRAGMA(clang attribute pop)
+#else
+// gcc takes the undefined operands of its own intrinsics for uninitialized variables
+#define LANES_TARGETS(of_gcc, of_clang)                    \
+    LANES_PRAGMA(GCC target(of_gcc))                       \
+    LANES_PRAGMA(GCC diagnostic ignored "-Wuninitialized") \
+    LANES_PRAGMA(GCC diagnostic ignored "-Wmaybe-uninitialized")
+#define LANES_END_TARGET
+#endif
