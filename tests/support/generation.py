@@ -1,0 +1,29 @@
+"""MTPLlama and llama_cpp.Llama on one thread, and the tokens that they generate."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.runtime import llama_cpp
+
+SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1}
+
+
+def load(path: Path, **options: Any) -> closing[MTPLlama]:
+    """A model that a `with` block closes: SMALL, unless `options` say otherwise."""
+    return closing(MTPLlama(str(path), **{**SMALL, **options}))
+
+
+def plain(path: Path, **options: Any) -> closing[llama_cpp.Llama]:
+    """The same of llama_cpp itself."""
+    return closing(llama_cpp.Llama(str(path), **{**SMALL, "verbose": False, **options}))
+
+
+def take(llm: llama_cpp.Llama, n: int, prompt: list[int], **options: Any) -> list[int]:
+    """The n tokens after a prompt, greedy unless `options` say otherwise."""
+    with closing(llm.generate(prompt, **{"temp": 0.0, **options})) as stream:
+        return list(itertools.islice(stream, n))
