@@ -13,7 +13,9 @@ from llama_cpp.llama_cache import LlamaDiskCache, LlamaRAMCache
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ContextFullError
+from support.generation import SMALL
 from support.models import Dial, Models
+from support.session_files import write_twin
 from support.tiny_llama import write_tiny_llama
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -28,8 +30,7 @@ A, B = text(1), text(2)
 
 
 def load(path: Path, cache: Any = None, **options: Any) -> closing[MTPLlama]:
-    given = {"depth": 3, "n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "seed": 5, **options}
-    llm = MTPLlama(str(path), **given)
+    llm = MTPLlama(str(path), **{**SMALL, "depth": 3, "n_ctx": 1024, "seed": 5, **options})
     llm.set_cache(cache)
     return closing(llm)
 
@@ -58,12 +59,6 @@ def complete(
     did = llm.mtp_stats
     tokens = llm.input_ids[len(prompt) : llm.n_tokens].tolist()
     return tokens, (did.drafted, did.accepted, did.cycles), did.prefilled
-
-
-def follow_up(path: Path, prompt: list[int], **options: Any) -> list[int]:
-    """A prompt, what follows it, and the next question."""
-    with load(path, **options) as llm:
-        return [*prompt, *complete(llm, prompt)[0], 5, 6]
 
 
 @pytest.mark.sample(5)
@@ -128,11 +123,10 @@ def test_other_models_and_settings_are_not_offered(
     kind: Callable[..., Any], dial: Dial, tmp_path: Path
 ) -> None:
     """They read the prompt, and the state stays for the model that it is of."""
-    path, twin = dial("tiny"), tmp_path / "twin.gguf"
-    data = path.read_bytes()
-    quarter = len(data) // 4  # other weights of the same shape and size
-    twin.write_bytes(data[:-quarter] + bytes(byte ^ 1 for byte in data[-quarter:]))
-    first = follow_up(path, A)
+    path = dial("tiny")
+    twin = write_twin(path, tmp_path / "twin.gguf")
+    with load(path) as llm:
+        first = [*A, *complete(llm, A)[0], 5, 6]
     others: list[tuple[Path, dict[str, Any]]] = [
         (twin, {}),
         (dial("tiny", quant="Q8_0"), {}),

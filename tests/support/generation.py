@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 
+TESTS = Path(__file__).parents[1]
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1}
 
 
@@ -27,3 +30,12 @@ def take(llm: llama_cpp.Llama, n: int, prompt: list[int], **options: Any) -> lis
     """The n tokens after a prompt, greedy unless `options` say otherwise."""
     with closing(llm.generate(prompt, **{"temp": 0.0, **options})) as stream:
         return list(itertools.islice(stream, n))
+
+
+def in_another_process(
+    program: str, *arguments: object, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program that may import the modules of the tests; how it ended."""
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    pipes: Any = {"capture_output": True, "text": True}
+    return subprocess.run(words, check=False, cwd=TESTS, timeout=timeout, **pipes)
