@@ -45,7 +45,6 @@ from support.session_files import (
     with_checksum,
     write_twin,
 )
-from support.tiny_llama import write_tiny_llama
 
 PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
 MORE = [5, 6, 7]
@@ -637,27 +636,3 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
     assert read_session(path).checkpoint.tobytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_model_without_recurrent_state(tmp_path: Path) -> None:
-    """Its session can be cut: a prompt that shares a part of the text is read from there."""
-    model, file = write_tiny_llama(tmp_path / "llama.gguf"), tmp_path / "a.session"
-    prompt = [t % 128 for t in PROMPT]
-    with load(model, depth=0) as llm:
-        want = take(llm, 9, prompt)
-        llm.save_session(file)
-    with load(model, depth=0) as llm:
-        llm.load_session(file)
-        llm.session.reset_stats()
-        assert take(llm, 1, [*prompt, *want[:-1]]) == want[-1:]  # the logits are not in the file
-        assert llm.mtp_stats.prefilled == 1
-        llm.session.reset_stats()
-        assert take(llm, 9, prompt) == want
-        assert llm.mtp_stats.prefilled == 1
-
-
-def test_alignment_and_sizes(saved: Saved) -> None:
-    header = read_header(saved[1])
-    assert header.n_tokens == len(saved[2]) - 1
-    assert all(s.offset % 64 == 0 for s in header.sections)
-    assert header.nbytes == saved[1].stat().st_size

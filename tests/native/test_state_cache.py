@@ -86,17 +86,6 @@ def test_conversations_alternate(
         assert complete(llm, first, sampling) == want
 
 
-def test_another_process_goes_on(dial: Dial, tmp_path: Path) -> None:
-    path = dial("tiny")
-    with load(path) as llm:
-        first = [*A, *complete(llm, A)[0], 5, 6]
-        want = complete(llm, first)
-    with on_disk(tmp_path) as cache, load(path, cache) as llm:
-        complete(llm, A)
-    with on_disk(tmp_path) as cache, load(path, cache) as llm:
-        assert complete(llm, first) == want
-
-
 @caches
 def test_a_changed_answer_goes_on_from_the_prompt(
     kind: Callable[..., Any], dial: Dial, tmp_path: Path
