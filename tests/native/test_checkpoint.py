@@ -16,6 +16,7 @@ from mtp_gguf.native.errors import ContextFullError, ModelRefusedError, NativeEr
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from support import places
+from support.generation import random_tokens
 from support.models import Dial, Models
 from support.native_trunk import MODES, Trunk, opened_session
 from support.tiny_llama import write_tiny_llama
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KINDS = [CheckpointKind.DEVICE, CheckpointKind.HOST, CheckpointKind.WHOLE]
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+PROMPT = random_tokens(20, 2)
 DEPTH = 4
 SAME_BATCHES = 1e-6  # between logits after the same batches; kernels are the same, so are the bits
 
@@ -42,7 +43,8 @@ def go_on(session: Session, token: int, n: int, seq: int = 0) -> tuple[list[int]
 @contextmanager
 def prompted(path: Path, mode: str = "snapshot", **options: Any) -> Iterator[tuple[Session, Trunk]]:
     """A session that has read the prompt."""
-    with prompted(path, mode, **options) as (session, trunk):
+    with opened_session(path, mode, DEPTH, **options) as (session, trunk):
+        session.decode(PROMPT)
         yield session, trunk
 
 

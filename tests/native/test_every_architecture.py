@@ -21,7 +21,7 @@ from mtp_gguf.native.head import Draft, Head, SequenceTask
 from mtp_gguf.native.sessions.session_file import read_header
 from support import places
 from support.commands import succeed
-from support.generation import load, take
+from support.generation import load, random_tokens, take
 from support.models import Dial
 from support.native_trunk import MODES, opened_session
 from support.upstream.llama_mtp import LlamaMtp
@@ -29,7 +29,7 @@ from support.upstream.nextn_models import LAYERS, TOKENS, write_models
 
 every = pytest.mark.parametrize("name", OUR_ARCHITECTURES)
 
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(TOKENS)]
+PROMPT = random_tokens(20, 2, TOKENS)
 LENGTH = 60
 HIT = 0.7
 # Of logits with a standard deviation of 1; see TOLERANCE in gguf_tools/test_glm.py.
@@ -180,9 +180,7 @@ def test_session_files(
 
 def test_a_folder_of_sessions_of_a_window(random: dict[str, Path], tmp_path: Path) -> None:
     """Layers with a window go on from the end of a session only, so a prompt's end gets its own."""
-    prompt, other = (
-        [int(t) for t in np.random.PCG64(s).random_raw(500) % np.uint64(TOKENS)] for s in (4, 5)
-    )
+    prompt, other = (random_tokens(500, seed, TOKENS) for seed in (4, 5))
     follow = [*prompt, 1, 2, 3]
     with load(random["step35"], **WINDOW) as llm:
         want = take(llm, 24, follow)
@@ -323,7 +321,7 @@ def test_each_layer_has_rows_of_its_own(random: dict[str, Path], place: places.P
 
 def test_a_window_cannot_be_rolled_back_far(random: dict[str, Path]) -> None:
     """Layers with a window forget rows; what was forgotten is evaluated again."""
-    prompt = [int(t) for t in np.random.PCG64(4).random_raw(500) % np.uint64(TOKENS)]
+    prompt = random_tokens(500, 4, TOKENS)
     with load(random["step35"], **WINDOW) as llm:
         take(llm, 8, prompt)
         with pytest.raises(NativeError, match="the cache of a window can roll back only"):

@@ -19,13 +19,13 @@ from mtp_gguf.native.libraries.exact import (
 )
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
-from support.generation import load, take
+from support.generation import load, random_tokens, take
 from support.models import Dial, Models
 from support.native_trunk import Trunk
 
 # Flash attention splits the cache over threads from 512 cached positions on; the contexts of these
 # tests pass that.
-PROMPT = [int(t) for t in np.random.PCG64(4).random_raw(530) % np.uint64(700)]
+PROMPT = random_tokens(530, 4)
 TOKENS = 40
 
 

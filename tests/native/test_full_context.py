@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mtp_gguf.native.checkpoint import CheckpointKind
@@ -15,13 +14,14 @@ from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
+from support.generation import random_tokens
 from support.native_trunk import MODES, Trunk, decode_rows, opened_session
 
 KINDS = [False, True]
 NAMES = ["streams", "unified"]
 N_CTX = 256
 FULL = "the context of 256 positions is full"
-TEXT = [int(t) for t in np.random.PCG64(8).random_raw(N_CTX) % np.uint64(700)]
+TEXT = random_tokens(N_CTX, 8)
 
 
 @pytest.mark.parametrize("unified", KINDS, ids=NAMES)

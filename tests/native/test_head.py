@@ -18,6 +18,7 @@ from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft, SequenceTask
 from mtp_gguf.native.head import Head as AnyHead
 from support import places
+from support.generation import random_tokens
 from support.gguf_files import Rewrite
 from support.models import Models
 from support.reference_model import ReferenceModel
@@ -47,7 +48,7 @@ class Head(AnyHead):
 
 DEPTH = 4
 STATUS = Path("/proc/self/statm")
-TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
+TOKENS = random_tokens(33, 11, 900)
 
 
 def resident() -> int:
@@ -181,7 +182,7 @@ def test_a_sequence_can_start_at_any_position(models: Models, hidden: np.ndarray
 @pytest.mark.parametrize("length", [255, 256, 257, 600])
 def test_caches_of_more_than_one_bucket(models: Models, length: int) -> None:
     reference = models.reference("dense-tied")
-    tokens = [int(t) for t in np.random.PCG64(5).random_raw(length) % np.uint64(900)]
+    tokens = random_tokens(length, 5, 900)
     hidden = reference.trunk(tokens[:-1])[1]
     with Head(models.gguf(), n_ctx=length) as head:
         draft = draft_all(head, hidden, tokens)
@@ -195,7 +196,7 @@ def test_sequences_that_grow_side_by_side(models: Models) -> None:
     length, piece = 1200, 40
     starts = {0: 0, 1: 300, 2: 7}  # of the sequences, which pass each power of two at another time
     states = np.random.default_rng(9)
-    tokens = [int(t) for t in np.random.PCG64(6).random_raw(length) % np.uint64(900)]
+    tokens = random_tokens(length, 6, 900)
 
     def grow(head: AnyHead, seq: int, at: int) -> np.ndarray:
         part = slice(at, at + piece)

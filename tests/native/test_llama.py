@@ -30,11 +30,11 @@ from mtp_gguf.native.runtime import llama_cpp
 from support import generation, places
 from support.cached_pages import in_huge_pages, in_small_pages
 from support.commands import invoke
-from support.generation import plain
+from support.generation import plain, random_tokens
 from support.gguf_files import Rewrite
 from support.models import Dial, Models
 
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+PROMPT = random_tokens(20, 2)
 
 
 load = partial(generation.load, depth=3)
@@ -324,8 +324,7 @@ def test_the_checkpoints_of_several_prompts(dial: Dial) -> None:
     When there are too many, the one that follows another most closely is dropped, never the newest.
     """
     path = dial("tiny")
-    numbers = np.random.PCG64(9).random_raw(3000) % np.uint64(120)
-    text = [int(t) for t in numbers]
+    text = random_tokens(3000, 9, 120)
     with load(path, n_ctx=4096, n_threads=1) as llm:
         for end in (600, 900, 1500, 1800):
             take(llm, 2, text[:end])

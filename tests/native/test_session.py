@@ -13,10 +13,11 @@ from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 from support import places
+from support.generation import random_tokens
 from support.models import Dial, Models
 from support.native_trunk import MODES, Trunk, opened_session
 
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+PROMPT = random_tokens(20, 2)
 
 # Logits of the tiny synthetic models have a standard deviation of 1.2 and a maximum of 15. One
 # token and several go through different kernels; measured: 0.01. A state that is off by one token

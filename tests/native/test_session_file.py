@@ -34,7 +34,7 @@ from mtp_gguf.native.sessions.session_file import (
     write_session,
 )
 from support import generation
-from support.generation import in_another_process, take
+from support.generation import in_another_process, random_tokens, take
 from support.gguf_files import edited
 from support.models import Dial, Models
 from support.session_files import (
@@ -46,7 +46,7 @@ from support.session_files import (
     write_twin,
 )
 
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+PROMPT = random_tokens(20, 2)
 MORE = [5, 6, 7]
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temp": 0.0},
@@ -128,7 +128,7 @@ def test_another_process_goes_on(
             assert go_on(llm, text, SAMPLING[sampling])["tokens"] != want["tokens"]
 
 
-EARLIER = [int(t) for t in np.random.PCG64(3).random_raw(900) % np.uint64(700)]
+EARLIER = random_tokens(900, 3)
 
 
 def talk(llm: MTPLlama) -> dict[int, list[int]]:

@@ -26,16 +26,11 @@ from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.sessions.session_file import read_header, read_session, write_session
 from mtp_gguf.native.sessions.session_folder import SessionFolder, shared_length
 from support import generation
-from support.generation import TESTS, in_another_process, take
+from support.generation import TESTS, in_another_process, random_tokens, take
 from support.models import Dial, Models
 from support.tiny_llama import write_tiny_llama
 
-
-def text(seed: int, n: int = 300) -> list[int]:
-    return [int(t) for t in np.random.PCG64(seed).random_raw(n) % np.uint64(120)]
-
-
-A, B = text(1), text(2)
+A, B = random_tokens(300, 1, 120), random_tokens(300, 2, 120)
 load = partial(generation.load, depth=3, n_ctx=1024, seed=5)
 
 
@@ -85,7 +80,7 @@ def test_conversations_are_read_once(dial: Dial, tmp_path: Path) -> None:
 def test_a_recurrent_model_goes_on_from_the_end_of_its_prompt(dial: Dial, tmp_path: Path) -> None:
     """The next prompt leaves out a part of the answer, so the end of the session is of no use."""
     path = dial("tiny")
-    long, other = text(3, 400), [9, *text(3, 399)]
+    long, other = random_tokens(400, 3, 120), [9, *random_tokens(399, 3, 120)]
     follow = [*long, 1, 2, 3]
     with load(path) as llm:
         want = answer(llm, follow)[0]
@@ -103,7 +98,7 @@ def test_a_recurrent_model_goes_on_from_the_end_of_its_prompt(dial: Dial, tmp_pa
 
 def test_a_prompt_that_shares_more_than_the_checkpoint(dial: Dial, tmp_path: Path) -> None:
     """After the long answer is written, the model goes on from the checkpoint."""
-    path, long = dial("tiny"), text(6, 400)
+    path, long = dial("tiny"), random_tokens(400, 6, 120)
     follow = [*long[:380], 9, 8, 7]
     with load(path) as llm:
         want = answer(llm, follow)[0]
@@ -304,7 +299,7 @@ Turns = list[tuple[list[int], list[int]]]
 
 def turns_of(llm: MTPLlama, seed: int) -> Turns:
     """The prompts of a conversation, and what follows each."""
-    prompt, turns = text(seed), []
+    prompt, turns = random_tokens(300, seed, 120), []
     for turn in range(3):
         tokens = take(llm, 8, prompt)
         turns.append((prompt, tokens))

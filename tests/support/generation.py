@@ -9,11 +9,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 
 TESTS = Path(__file__).parents[1]
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1}
+
+
+def random_tokens(n: int, seed: int | list[int], below: int = 700) -> list[int]:
+    """Tokens that depend on the seed alone, whatever the version of NumPy."""
+    return [int(t) for t in np.random.PCG64(seed).random_raw(n) % np.uint64(below)]
 
 
 def load(path: Path, **options: Any) -> closing[MTPLlama]:

@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from support.generation import load, take
+from support.near_ties import prompt_of
 
 Depth = int | Literal["auto"]
 
@@ -51,12 +50,6 @@ class Written:
     tokens_per_cycle: float
 
 
-def prompt(length: int) -> list[int]:
-    """Tokens that all models of the tests know; the same for a length."""
-    words = np.random.PCG64([8, length]).random_raw(length)
-    return [int(t) for t in words % np.uint64(700)]
-
-
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
     """So many processes that compete for the CPUs; they end by themselves after some minutes."""
@@ -78,7 +71,7 @@ def write(model: str, depth: Depth, work: Work) -> Written:
     with load(Path(model), **options) as llm, busy_loops(work.busy):
         for length in work.prompts:
             llm.reset()
-            texts.append(take(llm, work.tokens, prompt(length)))
+            texts.append(take(llm, work.tokens, prompt_of(length, 8)))
             if work.logits:  # the last token's own row has chosen nothing yet
                 rows = llm.scores[length - 1 : length - 1 + work.tokens]
                 digests.append(hashlib.sha256(rows.tobytes()).hexdigest())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from support.generation import load, take
+from support.generation import load, random_tokens, take
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,8 +46,7 @@ class Work:
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
-    words = np.random.PCG64([seed, length]).random_raw(length)
-    return [int(t) for t in words % np.uint64(700)]
+    return random_tokens(length, [seed, length])
 
 
 def generate(
