@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,34 @@ def test_the_library_names_the_versions_it_was_built_for() -> None:
     assert re.fullmatch(r"ggml \d+\.\d+\.\d+ \([0-9a-f]{7,}\), llama.cpp [\d.]+\S*", text)
     version = llama_cpp.llama_version()
     assert text.endswith(version.decode() if isinstance(version, bytes) else version)
+
+
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="a sanitizer must be preloaded, and first")
+def test_another_ggml_is_rejected_with_both_versions(tmp_path: Path) -> None:
+    """A preloaded library that reports another version, with other numbers, simulates another."""
+    source = tmp_path / "other.c"
+    source.write_text(
+        'const char * llama_version(void) { return "9.9.9"; }\n'
+        'const char * ggml_type_name(int type) { return type ? "f32" : "f16"; }\n'
+    )
+    other = tmp_path / "other.so"
+    compiled = subprocess.run(["cc", "-shared", "-o", other, source], check=False)
+    if compiled.returncode:
+        pytest.skip("no C compiler")
+    code = "from mtp_gguf.native._bindings import library; library()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LD_PRELOAD": str(other)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode
+    assert re.search(
+        r"built for ggml .* llama.cpp 0\.\S+, but .* has loaded ggml .* llama.cpp 9\.9\.9, "
+        r"whose ggml.h has another f32; use llama-cpp-python ",
+        done.stderr,
+    )
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

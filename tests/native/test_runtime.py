@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -209,11 +208,9 @@ def test_another_version_with_other_types_is_rejected(copied: Path) -> None:
     edit(copied, "ggml-base", b"\0i64", b"\0i46")
     said = refused(**{LIBRARIES: str(copied)})
     assert said.startswith(f"{LIBRARIES}: {copied}: ")
-    assert re.search(
-        rf"built for ggml {version.decode()} .* llama.cpp 0\.\S+, but .* has loaded ggml "
-        rf"{other.decode()} .* llama.cpp \S+, whose ggml.h has another i64; use llama-cpp-python ",
-        said,
-    )
+    assert f"built for ggml {version.decode()}" in said
+    assert f"has loaded ggml {other.decode()}" in said
+    assert "another i64" in said
 
 
 def test_a_function_that_the_libraries_lack(copied: Path) -> None:
