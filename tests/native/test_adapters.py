@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +10,14 @@ import pytest
 from gguf import GGUFWriter
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
-from mtp_gguf.native import ModelRefusedError, MTPLlama
-from mtp_gguf.native.runtime import llama_cpp
+from mtp_gguf.native import ModelRefusedError
+from support.generation import load, plain, take
 
 if TYPE_CHECKING:
     from support.gguf_files import Rewrite
     from support.models import Dial
 
-OPTIONS: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "n_threads_batch": 1}
-ABOUT = {
-    "general.type": "adapter",
-    "general.architecture": "qwen35",
-    "adapter.type": "lora",
-}
+ABOUT = {"general.type": "adapter", "general.architecture": "qwen35", "adapter.type": "lora"}
 
 
 def adapter(
@@ -54,19 +47,17 @@ def adapter(
     return path
 
 
-def text(llm: llama_cpp.Llama) -> list[int]:
-    with closing(llm):
-        return list(islice(llm.generate([3, 1, 4, 1, 5], temp=0.0), 24))
-
-
 def test_the_text_is_that_of_llama_cpp_with_the_adapter(dial: Dial, tmp_path: Path) -> None:
     model = dial("tiny")
     lora = str(adapter(tmp_path / "lora.gguf", model))
-    drafted = MTPLlama(str(model), depth=2, lora_path=lora, **OPTIONS)
-    assert drafted.depth == 2
-    want = text(llama_cpp.Llama(str(model), lora_path=lora, verbose=False, **OPTIONS))
-    assert text(drafted) == want
-    assert text(MTPLlama(str(model), depth=2, **OPTIONS)) != want
+    with (
+        load(model, depth=2, lora_path=lora) as ours,
+        load(model, depth=2) as other,
+        plain(model, lora_path=lora) as theirs,
+    ):
+        assert ours.depth == 2
+        text, without, want = (take(llm, 24, [3, 1, 4, 1, 5]) for llm in (ours, other, theirs))
+    assert text == want != without
 
 
 @pytest.mark.parametrize(
@@ -84,7 +75,7 @@ def test_an_adapter_of_another_model_is_refused(
 ) -> None:
     lora = adapter(tmp_path / "lora.gguf", dial("tiny"), **faults)
     with pytest.raises(ModelRefusedError, match=said):
-        MTPLlama(str(dial("tiny")), depth=2, lora_path=str(lora), **OPTIONS)
+        load(dial("tiny"), depth=2, lora_path=str(lora))
 
 
 def test_a_key_of_a_wrong_type_is_refused(dial: Dial, tmp_path: Path, rewrite: Rewrite) -> None:
@@ -92,11 +83,11 @@ def test_a_key_of_a_wrong_type_is_refused(dial: Dial, tmp_path: Path, rewrite: R
     wrong = {"adapter.lora.alpha": Value(ValueType.STRING, "8")}
     lora = rewrite(adapter(tmp_path / "lora.gguf", dial("tiny")), keys=wrong)
     with pytest.raises(ModelRefusedError, match="alpha: expected type F32, found STRING"):
-        MTPLlama(str(dial("tiny")), depth=2, lora_path=str(lora), **OPTIONS)
+        load(dial("tiny"), depth=2, lora_path=str(lora))
 
 
 def test_a_file_that_is_no_adapter_is_refused(dial: Dial, tmp_path: Path) -> None:
-    model = str(dial("tiny"))
+    model = dial("tiny")
     (tmp_path / "adapter.safetensors").write_bytes(bytes(100))
     for path, said in (
         (tmp_path / "missing.gguf", r"lora_path: expected a LoRA adapter, found no file .*missing"),
@@ -105,4 +96,4 @@ def test_a_file_that_is_no_adapter_is_refused(dial: Dial, tmp_path: Path) -> Non
         (model, "general.type: expected adapter for a LoRA adapter of this model, found model"),
     ):
         with pytest.raises(ModelRefusedError, match=said):
-            MTPLlama(model, lora_path=str(path), **OPTIONS)
+            load(model, lora_path=str(path))

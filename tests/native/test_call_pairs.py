@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,18 @@ import numpy as np
 import pytest
 
 from mtp_gguf.native import MTPLlama, NativeError
+from support.generation import load, take
 from support.models import Dial
 
 FIRST = [(7 * n) % 50 + 3 for n in range(20)]
 OTHER = [(5 * n) % 40 + 4 for n in range(30)]
 MORE = [11, 12, 13]
-N_CTX = 256
 
 Call = Callable[[MTPLlama, Path], Any]
 
 
 def evaluated(llm: MTPLlama) -> list[int]:
     return [int(token) for token in llm.input_ids[: llm.n_tokens]]
-
-
-def greedy(llm: MTPLlama, tokens: list[int], count: int, **options: Any) -> list[int]:
-    return list(itertools.islice(llm.generate(tokens, temp=0.0, **options), count))
-
-
-def read_a_part(llm: MTPLlama, folder: Path) -> None:
-    tokens = llm.generate(OTHER, temp=0.0)
-    for _ in range(4):
-        next(tokens)
-    tokens.close()
 
 
 def send_tokens(llm: MTPLlama, folder: Path) -> None:
@@ -110,7 +98,7 @@ CHANGES: dict[str, Call] = {
     "load_state, broken": load_broken,
     "load_state, forged": load_forged,
     "load_session": load_session,
-    "generate, in part": read_a_part,
+    "generate, in part": lambda llm, _: take(llm, 4, OTHER),
     "generate, with tokens sent": send_tokens,
     "create_completion": lambda llm, _: llm.create_completion(OTHER, max_tokens=4, temperature=0.0),
     "create_completion, a stream in part": stream_a_part,
@@ -125,14 +113,14 @@ def through_state(llm: MTPLlama, _: Path) -> list[int]:
     state = llm.save_state()
     llm.reset()
     llm.load_state(state)
-    return greedy(llm, [*evaluated(llm), *MORE], 6)
+    return take(llm, 6, [*evaluated(llm), *MORE])
 
 
 def through_session(llm: MTPLlama, folder: Path) -> list[int]:
     llm.save_session(folder / "c.session")
     llm.reset()
     llm.load_session(folder / "c.session")
-    return greedy(llm, [*evaluated(llm), *MORE], 6)
+    return take(llm, 6, [*evaluated(llm), *MORE])
 
 
 def eval_and_sample(llm: MTPLlama, _: Path) -> int:
@@ -152,9 +140,9 @@ NEEDS: dict[str, Call] = {
     "sample": lambda llm, _: llm.sample(temp=0.0),
     "eval_logits": lambda llm, _: np.array(llm.eval_logits),
     "eval, then sample": eval_and_sample,
-    "generate, the same tokens": lambda llm, _: greedy(llm, evaluated(llm), 6),
-    "generate, more tokens": lambda llm, _: greedy(llm, [*evaluated(llm), *MORE], 6),
-    "generate, reset=False": lambda llm, _: greedy(llm, MORE, 6, reset=False),
+    "generate, the same tokens": lambda llm, _: take(llm, 6, evaluated(llm)),
+    "generate, more tokens": lambda llm, _: take(llm, 6, [*evaluated(llm), *MORE]),
+    "generate, reset=False": lambda llm, _: take(llm, 6, MORE, reset=False),
     "create_completion": lambda llm, _: llm.create_completion(
         [*evaluated(llm), *MORE], max_tokens=5, temperature=0.0
     )["choices"][0]["text"],
@@ -176,16 +164,8 @@ BY_ANOTHER = {"create_chat_completion", "create_chat_completion_openai_v1", "cre
 @pytest.fixture(scope="module", params=[False, True], ids=["last", "logits_all"])
 def pair(request: pytest.FixtureRequest, dial: Dial) -> Iterator[tuple[MTPLlama, MTPLlama]]:
     """A model to call, and one that evaluates afresh what the first one should have."""
-    options: dict[str, Any] = {
-        "depth": 2,
-        "n_ctx": N_CTX,
-        "n_threads": 1,
-        "n_threads_batch": 1,
-        "logits_all": request.param,
-        "verbose": False,
-    }
-    path = str(dial("tiny"))
-    with closing(MTPLlama(path, **options)) as one, closing(MTPLlama(path, **options)) as other:
+    options = {"depth": 2, "logits_all": request.param}
+    with load(dial("tiny"), **options) as one, load(dial("tiny"), **options) as other:
         yield one, other
 
 
@@ -237,7 +217,7 @@ def test_every_method_is_in_the_table() -> None:
 
 
 def test_embed_leaves_nothing(dial: Dial) -> None:
-    with closing(MTPLlama(str(dial("tiny")), embedding=True, depth=0, n_ctx=64)) as llm:
+    with load(dial("tiny"), embedding=True, depth=0, n_ctx=64) as llm:
         llm.eval(FIRST)
         llm.embed("a")
         with pytest.raises(NativeError, match="sample: expected the logits of the last token"):
@@ -250,11 +230,11 @@ def test_embed_leaves_nothing(dial: Dial) -> None:
 
 def test_states_without_logits_have_none(dial: Dial) -> None:
     """A model with logits_all=True takes no state whose logits nobody has computed."""
-    path = str(dial("tiny"))
-    with closing(MTPLlama(path, depth=2, n_ctx=N_CTX)) as llm:
+    path = dial("tiny")
+    with load(path, depth=2) as llm:
         llm.eval(FIRST)
         state = llm.save_state()
-    with closing(MTPLlama(path, depth=2, n_ctx=N_CTX, logits_all=True)) as llm:
+    with load(path, depth=2, logits_all=True) as llm:
         with pytest.raises(NativeError, match="load_state: expected the state of a model with"):
             llm.load_state(state)
         llm.eval(FIRST)

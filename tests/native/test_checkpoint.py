@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import struct
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -16,16 +16,16 @@ from mtp_gguf.native.errors import ContextFullError, ModelRefusedError, NativeEr
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from support import places
+from support.generation import random_tokens
 from support.models import Dial, Models
-from support.native_trunk import Trunk, opened_session
+from support.native_trunk import MODES, Trunk, opened_session
 from support.tiny_llama import write_tiny_llama
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-MODES = ["snapshot", "checkpoint", "two-phase", "host"]
 KINDS = [CheckpointKind.DEVICE, CheckpointKind.HOST, CheckpointKind.WHOLE]
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+PROMPT = random_tokens(20, 2)
 DEPTH = 4
 SAME_BATCHES = 1e-6  # between logits after the same batches; kernels are the same, so are the bits
 
@@ -40,6 +40,24 @@ def go_on(session: Session, token: int, n: int, seq: int = 0) -> tuple[list[int]
     return tokens, counts
 
 
+@contextmanager
+def prompted(path: Path, mode: str = "snapshot", **options: Any) -> Iterator[tuple[Session, Trunk]]:
+    """A session that has read the prompt."""
+    with opened_session(path, mode, DEPTH, **options) as (session, trunk):
+        session.decode(PROMPT)
+        yield session, trunk
+
+
+def saved_bytes(session: Session, kind: CheckpointKind = CheckpointKind.WHOLE) -> bytes:
+    with session.save(kind) as saved:
+        return saved.to_bytes()
+
+
+def restore_bytes(session: Session, data: bytes) -> None:
+    with Checkpoint.from_bytes(data) as saved:
+        session.restore(saved)
+
+
 @places.everywhere
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
@@ -47,8 +65,7 @@ def test_decoding_after_a_restore_repeats_the_original(
     dial: Dial, mode: str, kind: CheckpointKind
 ) -> None:
     """The tokens and the acceptance are the same from the first cycle on."""
-    with opened_session(dial("tiny"), mode, DEPTH) as (session, trunk):
-        session.decode(PROMPT)
+    with prompted(dial("tiny"), mode) as (session, trunk):
         start, _ = go_on(session, session.argmax(), 9)
         with session.save(kind) as saved:
             length = session.length()
@@ -77,8 +94,7 @@ def test_decoding_after_a_restore_repeats_the_original(
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_after_a_prompt_and_after_a_rejection(dial: Dial, kind: CheckpointKind) -> None:
     for hit in (1.0, 0.0):
-        with opened_session(dial("tiny", hit=hit), "snapshot", DEPTH) as (session, _):
-            session.decode(PROMPT)
+        with prompted(dial("tiny", hit=hit)) as (session, _):
             token = session.argmax()
             if hit == 0.0:
                 token = session.step(token)[-1]  # four drafts are not rolled back yet
@@ -91,11 +107,9 @@ def test_right_after_a_prompt_and_after_a_rejection(dial: Dial, kind: Checkpoint
 @places.everywhere
 def test_bytes_outlive_the_session(dial: Dial) -> None:
     path = dial("tiny")
-    with opened_session(path, "snapshot", DEPTH) as (session, _):
-        session.decode(PROMPT)
+    with prompted(path) as (session, _):
         start, _ = go_on(session, session.argmax(), 9)
-        with session.save() as saved:
-            data = saved.to_bytes()
+        data = saved_bytes(session)
         want = go_on(session, start[-1], 20)
     for mode in MODES:
         with (
@@ -109,15 +123,12 @@ def test_bytes_outlive_the_session(dial: Dial) -> None:
             assert session.length(0) == 0
     # Without a head the trunk comes back; and what was saved so comes back with one.
     with opened_session(path, "two-phase", 0) as (session, _):
-        with Checkpoint.from_bytes(data) as saved:
-            session.restore(saved)
+        restore_bytes(session, data)
         token = session.step(start[-1], 0)[0]
         assert token == want[0][1]
-        with session.save() as saved:
-            headless = saved.to_bytes()
+        headless = saved_bytes(session)
     with opened_session(path, "snapshot", DEPTH) as (session, _):
-        with Checkpoint.from_bytes(headless) as saved:
-            session.restore(saved)
+        restore_bytes(session, headless)
         assert go_on(session, token, 19)[0] == want[0][1:20]
 
 
@@ -126,14 +137,12 @@ def test_bytes_outlive_the_session(dial: Dial) -> None:
 def test_an_earlier_checkpoint_in_another_session(dial: Dial, lookup: int) -> None:
     """Restored after the whole text, it continues as in the session that made it."""
     path = dial("tiny")
-    with opened_session(path, "snapshot", DEPTH, lookup=lookup) as (session, _):
-        session.decode(PROMPT)
+    with prompted(path, lookup=lookup) as (session, _):
         start, _ = go_on(session, session.argmax(), 9)
         with session.save(CheckpointKind.HOST) as saved:
             earlier, length = saved.to_bytes(), saved.length
             go_on(session, start[-1], 20)
-            with session.save() as later:
-                data = later.to_bytes()
+            data = saved_bytes(session)
             session.restore(saved)
             want = go_on(session, start[-1], 20)
     assert any(count > 1 for count in want[1])
@@ -168,11 +177,9 @@ def test_an_earlier_checkpoint_in_another_session(dial: Dial, lookup: int) -> No
             session.restore(later)
             session.attach(saved)
             session.restore(saved)
-        with session.save(CheckpointKind.HOST) as saved:
-            headless = saved.to_bytes()
+        headless = saved_bytes(session, CheckpointKind.HOST)
         assert [session.step(token, 0)[0] for token in want[0][:8]] == want[0][1:9]
-        with session.save() as later:
-            data = later.to_bytes()
+        data = saved_bytes(session)
     with (
         opened_session(path, "snapshot", DEPTH, lookup=lookup) as (session, _),
         Checkpoint.from_bytes(data) as later,
@@ -192,24 +199,18 @@ def test_checkpoints_move_between_devices(dial: Dial, place: places.Place) -> No
         with places.use(here), opened_session(path, "snapshot", DEPTH) as (session, _):
             session.decode(PROMPT)
             start, _ = go_on(session, session.argmax(), 9)
-            with session.save() as saved:
-                data = saved.to_bytes()
+            data = saved_bytes(session)
             want = go_on(session, start[-1], 20)
         assert [cycle[t] for t in want[0][:-1]] == want[0][1:]
-        with (
-            places.use(there),
-            opened_session(path, "snapshot", DEPTH) as (session, _),
-            Checkpoint.from_bytes(data) as saved,
-        ):
-            session.restore(saved)
+        with places.use(there), opened_session(path, "snapshot", DEPTH) as (session, _):
+            restore_bytes(session, data)
             assert go_on(session, start[-1], 20) == want
 
 
 @places.everywhere
 def test_head_checkpoint(dial: Dial) -> None:
     """If the caller saves the trunk's state itself, acceptance continues as before."""
-    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, trunk):
-        session.decode(PROMPT)
+    with prompted(dial("tiny")) as (session, trunk):
         start, _ = go_on(session, session.argmax(), 9)
         with session.save(CheckpointKind.HEAD) as saved:
             state = trunk.state()
@@ -224,8 +225,7 @@ def test_head_checkpoint(dial: Dial) -> None:
 @places.everywhere
 @pytest.mark.parametrize("mode", MODES)
 def test_copies_of_sequences_are_independent(dial: Dial, mode: str) -> None:
-    with opened_session(dial("tiny"), mode, DEPTH, n_seq_max=3) as (session, trunk):
-        session.decode(PROMPT)
+    with prompted(dial("tiny"), mode, n_seq_max=3) as (session, trunk):
         start, _ = go_on(session, session.argmax(), 9)
         session.decode(PROMPT[:5], 2)
         session.copy(0, 2)  # with drafts that are not rolled back yet, onto a sequence in use
@@ -252,8 +252,7 @@ def test_copies_of_sequences_are_independent(dial: Dial, mode: str) -> None:
 @places.everywhere
 def test_a_copy_is_complete_immediately(dial: Dial) -> None:
     """It can be saved, or restored into, before anything else is decoded."""
-    with opened_session(dial("tiny"), "two-phase", DEPTH, n_seq_max=3) as (session, trunk):
-        session.decode(PROMPT)
+    with prompted(dial("tiny"), "two-phase", n_seq_max=3) as (session, trunk):
         session.decode([*PROMPT[:3], PROMPT[0]], 1)
         other = session.save(seq=1)
         session.copy(0, 2)
@@ -279,8 +278,7 @@ def trunk_logits(path: Path, tokens: list[int]) -> np.ndarray:
 
 @places.everywhere
 def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial: Dial) -> None:
-    with opened_session(dial("tiny"), "snapshot", DEPTH, n_seq_max=2) as (session, _):
-        session.decode(PROMPT)
+    with prompted(dial("tiny"), n_seq_max=2) as (session, _):
         token = session.argmax()
         with session.save(CheckpointKind.HOST) as saved:
             want = go_on(session, token, 12)
@@ -295,31 +293,22 @@ def test_a_checkpoint_can_be_restored_into_a_copy_of_its_sequence(dial: Dial) ->
 @places.everywhere
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_checkpoints_of_removed_tokens_are_rejected(dial: Dial, kind: CheckpointKind) -> None:
-    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
-        session.decode(PROMPT)
-        with session.save(kind) as saved:
-            session.remove(19)
-            session.decode(PROMPT[19:])  # the very same token, and not the one of then
-            for _ in range(2):
-                with pytest.raises(NativeError, match=r"its 20 tokens .* have been removed"):
-                    session.restore(saved)
-                assert session.length() == 20
-                session.remove(0)
-                session.decode(PROMPT)
+    with prompted(dial("tiny")) as (session, _), session.save(kind) as saved:
+        session.remove(19)
+        session.decode(PROMPT[19:])  # the very same token, and not the one of then
+        for _ in range(2):
+            with pytest.raises(NativeError, match=r"its 20 tokens .* have been removed"):
+                session.restore(saved)
+            assert session.length() == 20
+            session.remove(0)
+            session.decode(PROMPT)
 
 
 def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: Models) -> None:
-    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
-        session.decode(PROMPT)
-        with session.save() as saved:
-            data = saved.to_bytes()
-        with session.save(CheckpointKind.HEAD) as saved:
-            head = saved.to_bytes()
-        with (
-            session.save(CheckpointKind.DEVICE) as saved,
-            pytest.raises(NativeError, match="found one that cannot leave its session"),
-        ):
-            saved.to_bytes()
+    with prompted(dial("tiny")) as (session, _):
+        data, head = saved_bytes(session), saved_bytes(session, CheckpointKind.HEAD)
+        with pytest.raises(NativeError, match="found one that cannot leave its session"):
+            saved_bytes(session, CheckpointKind.DEVICE)
         with (
             session.save(CheckpointKind.HOST) as saved,
             opened_session(dial("tiny"), "snapshot", DEPTH) as (other, _),
@@ -330,22 +319,17 @@ def test_checkpoints_of_other_models_and_sizes_are_rejected(dial: Dial, models: 
         with opened_session(path, "snapshot", DEPTH) as (session, _):
             session.decode(PROMPT[:6])
             for given in (data, head):
-                with (
-                    Checkpoint.from_bytes(given) as saved,
-                    pytest.raises(NativeError, match=r"expected one of this model \(\w{16}\), f"),
-                ):
-                    session.restore(saved)
+                with pytest.raises(NativeError, match=r"expected one of this model \(\w{16}\), f"):
+                    restore_bytes(session, given)
             assert session.length() == 6
     with opened_session(dial("tiny"), "snapshot", DEPTH, n_ctx=512) as (session, _):
         session.decode(PROMPT * 14)
-        with session.save() as saved:
-            long = saved.to_bytes()
+        long = saved_bytes(session)
     with (
         opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _),
-        Checkpoint.from_bytes(long) as saved,
         pytest.raises(ContextFullError, match=r"expected at most 256 tokens, .* found 280"),
     ):
-        session.restore(saved)
+        restore_bytes(session, long)
 
 
 # Offsets of the header's fields, native/src/sequence_state.cpp.
@@ -355,10 +339,8 @@ STATE_OF_DEPTH, RING, END = 88, 96, 104
 
 @pytest.fixture(scope="module")
 def whole(dial: Dial) -> bytes:
-    with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
-        session.decode(PROMPT)
-        with session.save() as saved:
-            return saved.to_bytes()
+    with prompted(dial("tiny")) as (session, _):
+        return saved_bytes(session)
 
 
 def trunk_start(data: bytes) -> int:
@@ -413,10 +395,7 @@ def in_trunk(offset: int) -> int:
         (changed(HIDDEN, -8), "bytes after its header"),
         (changed(ROWS, 2**63 - 1), "bytes after its header"),
         (changed(TRUNK, 0), "bytes after its header"),
-        (
-            changed(LAYOUT, 2**32 + 4),
-            "the trunk's layout: expected 0 to 3, and 0 to 2, found 4 and 1",
-        ),
+        (changed(LAYOUT, 2**32 + 4), "trunk's layout: expected 0 to 3, and 0 to 2, found 4 and 1"),
         (
             changed(LAYOUT, 2**32),
             "position: expected each of 0 to 19 once, found|sequences of a cell",
@@ -451,8 +430,7 @@ def test_hostile_positions_in_one_dimension(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "llama.gguf")
     with closing(Trunk(path, 0)) as trunk, Session(trunk.context, None) as session:
         session.decode([token % 128 for token in PROMPT])
-        with session.save() as saved:
-            data = saved.to_bytes()
+        data = saved_bytes(session)
     for change, message in (
         (changed(in_trunk(16), 1, "<i"), "position: expected each of 0 to 19 once, found 1"),
         (
@@ -486,10 +464,8 @@ def test_hostile_bytes_of_the_recurrent_part(whole: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def host(dial: Dial) -> bytes:
-    with opened_session(dial("tiny"), "snapshot", DEPTH, lookup=DEPTH) as (session, _):
-        session.decode(PROMPT)
-        with session.save(CheckpointKind.HOST) as saved:
-            return saved.to_bytes()
+    with prompted(dial("tiny"), lookup=DEPTH) as (session, _):
+        return saved_bytes(session, CheckpointKind.HOST)
 
 
 def sizes(data: bytes, **fields: int) -> bytes:
@@ -570,14 +546,10 @@ def test_a_state_that_llama_cpp_rejects_empties_the_sequence(dial: Dial, whole: 
     """llama.cpp compares the sizes and types of layers while it is already restoring."""
     at = recurrent(whole)
     for offset in (0, 16 + 20 * 24 + 8, at + 12, at + 16, at + 20):
-        with (
-            Checkpoint.from_bytes(changed(in_trunk(offset), 3, "<i")(whole)) as saved,
-            opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _),
-        ):
-            session.decode(PROMPT)
+        with prompted(dial("tiny")) as (session, _):
             want = go_on(session, session.argmax(), 12)
             with pytest.raises(NativeError, match="could not restore the state of sequence 0"):
-                session.restore(saved)
+                restore_bytes(session, changed(in_trunk(offset), 3, "<i")(whole))
             assert session.length() == 0
             session.decode(PROMPT)
             assert go_on(session, session.argmax(), 12) == want
@@ -595,29 +567,23 @@ def test_random_damage_never_crashes(dial: Dial, whole: bytes) -> None:
             for _ in range(int(rng.integers(1, 4))):
                 at = int(rng.integers(0, END if rng.random() < 0.3 else end)) % len(data)
                 data[at] = int(rng.integers(0, 256))
-            try:
-                with Checkpoint.from_bytes(bytes(data)) as saved:
-                    session.restore(saved)
-            except NativeError:
-                pass
+            with suppress(NativeError):
+                restore_bytes(session, bytes(data))
             assert session.length() in (0, len(PROMPT))
         session.remove(0)
         session.decode(PROMPT)
         want = go_on(session, session.argmax(), 12)
-        with Checkpoint.from_bytes(whole) as saved:
-            session.restore(saved)
+        restore_bytes(session, whole)
         assert go_on(session, want[0][0], 12) == want
 
 
 def test_a_head_of_another_size_in_the_bytes(dial: Dial, whole: bytes) -> None:
     with opened_session(dial("tiny"), "snapshot", DEPTH) as (session, _):
         session.decode(PROMPT[:6])
+        text = "bytes of rows and a token below 1024 for"
         for change in (changed(FIRST, 3), changed(TOKEN, 1024)):
-            with (
-                Checkpoint.from_bytes(change(whole)) as saved,
-                pytest.raises(ModelRefusedError, match=r"bytes of rows and a token below 1024 for"),
-            ):
-                session.restore(saved)
+            with pytest.raises(ModelRefusedError, match=text):
+                restore_bytes(session, change(whole))
         assert session.length() == 6
 
 

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fuzz.native_corpus import DENSE
 
 from mtp_gguf.gguf_tools.files.format import ValueType
 from support.commands import MAIN
+from support.generation import in_another_process
 from support.gguf_mutations import Mutation, Retype, SetKey, mutated, read_content
 from support.models import Models
 
@@ -43,11 +45,27 @@ def sound(models: Models) -> Path:
     return models.gguf(DENSE)
 
 
+def generate(
+    sound: Path, mutation: Mutation, folder: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `generate` with a model that the checks, which are switched off, do not keep out."""
+    (folder / "sitecustomize.py").write_text(UNCHECKED)
+    path = folder / "hostile.gguf"
+    path.write_bytes(mutated(read_content(sound), [mutation]))
+    words = ("-c", MAIN, "generate", path, "-p", "a", "-t", "1", "--depth", "0")
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    pipes: Any = {"capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *flags, *words], env=env, check=False, **pipes)
+
+
+ODD = SetKey("qwen35.rope.dimension_count", ValueType.U32, 3)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("mutation", "says"),
     [
-        (SetKey("qwen35.rope.dimension_count", ValueType.U32, 3), "GGML_ASSERT(n_dims % 2 == 0)"),
+        (ODD, "GGML_ASSERT(n_dims % 2 == 0)"),
         (SetKey("qwen35.block_count", ValueType.U32, 1025), "GGML_ASSERT(hparams.n_layer_all > 0"),
         (Retype("blk.1.attn_k.weight", "I8"), "(SIGSEGV)"),
     ],
@@ -56,17 +74,7 @@ def sound(models: Models) -> Path:
 def test_crash_is_reported_in_one_sentence(
     mutation: Mutation, says: str, sound: Path, tmp_path: Path
 ) -> None:
-    """A crash that the checks do not prevent, because they are switched off here."""
-    (tmp_path / "sitecustomize.py").write_text(UNCHECKED)
-    path = tmp_path / "hostile.gguf"
-    path.write_bytes(mutated(read_content(sound), [mutation]))
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, "generate", path, "-p", "a", "-t", "1", "--depth", "0"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = generate(sound, mutation, tmp_path)
     assert done.returncode == 1, done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("mtp-gguf: the model ended the process: ")
@@ -76,19 +84,7 @@ def test_crash_is_reported_in_one_sentence(
 
 def test_a_traceback_is_printed_if_faulthandler_is_enabled(sound: Path, tmp_path: Path) -> None:
     """As a developer wants it: `python -X faulthandler` is not overridden."""
-    (tmp_path / "sitecustomize.py").write_text(UNCHECKED)
-    path = tmp_path / "hostile.gguf"
-    path.write_bytes(
-        mutated(read_content(sound), [SetKey("qwen35.rope.dimension_count", ValueType.U32, 3)])
-    )
-    words = ["-X", "faulthandler", "-c", MAIN, "generate", str(path), "-p", "a", "-t", "1"]
-    done = subprocess.run(
-        [sys.executable, *words, "--depth", "0"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = generate(sound, ODD, tmp_path, "-X", "faulthandler")
     assert done.returncode == -signal.SIGABRT, done.stderr
     assert "Fatal Python error: Aborted" in done.stderr
     assert "the model ended the process" not in done.stderr
@@ -97,11 +93,8 @@ def test_a_traceback_is_printed_if_faulthandler_is_enabled(sound: Path, tmp_path
 def test_model_file_truncated_while_in_use(sound: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(sound.read_bytes())
-    with subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as running:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(path)], **pipes) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         assert running.stdout.read(1)
@@ -124,7 +117,6 @@ def test_a_stack_overflow_is_reported(tmp_path: Path) -> None:
         "}\n"
     )
     subprocess.run(["cc", "-O0", "-shared", "-fPIC", "-o", library, source], check=True)
-    words = [sys.executable, "-c", OVERFLOW, str(library)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = in_another_process(OVERFLOW, library)
     assert done.returncode == 1, done.stderr
     assert "the model ended the process: an invalid memory access (SIGSEGV)" in done.stderr

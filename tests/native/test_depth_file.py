@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mtp_gguf.gguf_tools.depth_file import VARIABLE
-from mtp_gguf.native.llama.mtp_llama import MTPLlama
+from support.generation import load, take
 from support.models import Dial
 
 PROMPT = [5, 6, 7, 8]
@@ -20,13 +20,8 @@ TOKENS = 120
 
 def decode(model: Path, **options: Any) -> tuple[list[int], int]:
     """The tokens of a greedy answer, and how many drafts were made for it."""
-    with MTPLlama(str(model), n_ctx=256, n_threads=1, lookup=False, **options) as llm:
-        tokens = []
-        for token in llm.generate(PROMPT, temp=0.0):
-            tokens.append(token)
-            if len(tokens) == TOKENS:
-                break
-        return tokens, sum(llm.mtp_stats.drafted)
+    with load(model, lookup=False, **options) as llm:
+        return take(llm, TOKENS, PROMPT), sum(llm.mtp_stats.drafted)
 
 
 @pytest.fixture
@@ -58,10 +53,8 @@ def test_a_file_in_the_working_folder(
 
 
 def test_a_text_of_a_few_tokens_is_not_worth_a_file(dial: Dial, file: Path) -> None:
-    with MTPLlama(str(dial("tiny")), n_ctx=256, n_threads=1, lookup=False) as llm:
-        for n, _ in enumerate(llm.generate(PROMPT, temp=0.0)):
-            if n == 3:
-                break
+    with load(dial("tiny"), lookup=False) as llm:
+        take(llm, 4, PROMPT)
     assert not file.exists()
 
 

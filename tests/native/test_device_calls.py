@@ -29,6 +29,11 @@ def count(
     return found
 
 
+def check(found: dict[str, int], **most: int) -> None:
+    """No cycle has more of these on average."""
+    assert {name: found[name] for name, n in most.items() if found[name] > n * CYCLES} == {}
+
+
 def test_a_cycle_is_two_graphs(counter: Path, models: Models) -> None:
     """One of the head, one of the trunk, and no more than that are waited for."""
     found = count(counter, models.gguf("demo", "Q4_K_M", "F16", layout="ids"), "cpu")
@@ -54,11 +59,8 @@ def test_a_cycle_on_a_device(
     rows = (DEPTH + 1) * 256 * 4 if on_cpu else 0
     assert found["graphs"] == 2 * CYCLES
     assert found["cpu_graphs"] == (CYCLES if on_cpu else 0)
-    assert found["syncs"] <= 3 * CYCLES
-    assert found["bytes_down"] <= 256 * CYCLES
-    assert found["bytes_up"] <= (320 + rows) * CYCLES
+    check(found, syncs=3, bytes_down=256, bytes_up=320 + rows, draft_bytes_up=128)
     assert found["bytes_moved"] > 0  # hidden states, from the trunk to the head
-    assert found["draft_bytes_up"] <= 128 * CYCLES
 
 
 @pytest.mark.gpu
@@ -66,9 +68,8 @@ def test_a_cycle_with_rejection_on_a_device(counter: Path, dial: Dial) -> None:
     """The largest logits come down, and their tokens' weights if a draft is rejected."""
     places.require_gpu()
     found = count(counter, dial("tiny"), "gpu", "rejection")
-    assert found["graphs"] <= 4 * CYCLES  # the candidates', and the weights' if a draft is rejected
-    assert found["syncs"] <= 5 * CYCLES
-    assert found["bytes_down"] <= 12_000 * CYCLES  # four rows of logits alone are 16,384
+    # Two graphs are the candidates' and a rejected draft's; four rows of logits are 16,384 bytes.
+    check(found, graphs=4, syncs=5, bytes_down=12_000)
 
 
 @pytest.mark.gpu
@@ -76,11 +77,8 @@ def test_cycles_of_several_sequences_on_a_device(counter: Path, models: Models) 
     """As those of one: the hidden states are copied before the batch is waited for."""
     places.require_gpu()
     found = count(counter, models.gguf("demo", "Q4_K_M", "F16"), "gpu", sequences=2)
-    assert found["graphs"] == 2 * CYCLES
-    assert found["cpu_graphs"] == 0
-    assert found["syncs"] <= 3 * CYCLES
-    assert found["bytes_down"] <= 256 * CYCLES
-    assert found["bytes_up"] <= 320 * CYCLES
+    assert (found["graphs"], found["cpu_graphs"]) == (2 * CYCLES, 0)
+    check(found, syncs=3, bytes_down=256, bytes_up=320)
 
 
 @pytest.mark.gpu
@@ -89,8 +87,5 @@ def test_slots_on_a_device(counter: Path, models: Models, sequences: int) -> Non
     """Sequences in one batch: one draft graph and one of the trunk; hidden states stay there."""
     places.require_gpu()
     found = count(counter, models.gguf("demo", "Q4_K_M", "F16"), "gpu", "slots", sequences)
-    assert found["kept"] == sequences * CYCLES
-    assert found["graphs"] == 2 * CYCLES
-    assert found["syncs"] <= 3 * CYCLES
-    assert found["bytes_down"] <= 256 * CYCLES
-    assert found["bytes_up"] <= 320 * sequences * CYCLES
+    assert (found["kept"], found["graphs"]) == (sequences * CYCLES, 2 * CYCLES)
+    check(found, syncs=3, bytes_down=256, bytes_up=320 * sequences)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import threading
@@ -10,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,9 @@ from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.libraries.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
-from support.carried_models import add_byte_tokenizer
+from support import generation
+from support.carried_models import write_model
+from support.generation import SMALL, take
 from support.llama_libraries import STOCK, python_on
 from support.models import Dial, Models
 
@@ -32,25 +34,18 @@ if TYPE_CHECKING:
 PROMPT = [3, 1, 4, 1, 5]
 OTHER = [9, 2, 6]
 MESSAGES: Any = [{"role": "user", "content": "aha"}]
-SMALL = {"n_ctx": 128, "n_threads": 1, "n_threads_batch": 1}
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
-
-
-def load(path: Path, **options: Any) -> closing[MTPLlama]:
-    return closing(MTPLlama(str(path), **{**SMALL, **options}))
-
-
-def plain(path: Path, **options: Any) -> closing[llama_cpp.Llama]:
-    return closing(llama_cpp.Llama(str(path), verbose=False, **{**SMALL, **options}))
+load = partial(generation.load, n_ctx=128)
+plain = partial(generation.plain, n_ctx=128)
 
 
 @contextmanager
 def noted(note: str, path: Path, **options: Any) -> Iterator[MTPLlama]:
     """A model that is loaded with one warning."""
     with pytest.warns(UserWarning, match=note) as notes:
-        llm = MTPLlama(str(path), **{**SMALL, **options})
+        loaded = load(path, **options)
     assert len(notes) == 1
-    with closing(llm):
+    with loaded as llm:
         yield llm
 
 
@@ -83,18 +78,6 @@ def test_unfinished_streams_end_quietly(models: Models) -> None:
     assert json.loads(said) == {}
 
 
-@pytest.mark.thorough
-def test_a_stream_left_early_leaves_the_model_usable(dial: Dial) -> None:
-    with load(dial("tiny")) as llm:
-        want = text(llm)
-        for chain in ({}, {"repeat_penalty": 1.01}, {"logit_bias": {65: 0.0}}):
-            stream = llm.create_completion(PROMPT, stream=True, **{**GREEDY, **chain})
-            next(stream)
-            del stream
-            gc.collect()
-            assert text(llm) == want
-
-
 CHAINS = [{}, {"temperature": 0.8, "seed": 1}, {"logit_bias": {65: 0.0}}]
 
 
@@ -119,9 +102,7 @@ def test_a_stream_ends_when_another_call_begins(dial: Dial, chain: dict[str, Any
             for ended in (stream, tokens):
                 if ended is tokens:
                     assert call()
-                with pytest.raises(
-                    NativeError, match="this stream has ended because the model was used"
-                ):
+                with pytest.raises(NativeError, match="this stream has ended because the model"):
                     next(ended)
                 with pytest.raises(StopIteration):
                     next(ended)
@@ -208,21 +189,16 @@ def test_stopping_criteria_see_the_text_after_its_end(dial: Dial, rollback: str)
 def test_tokens_that_cannot_be_rolled_back_are_evaluated_again(dial: Dial, rollback: str) -> None:
     """A stop between accepted drafts, followed by the same text, a state, or another text."""
     with load(dial("tiny", hit=1.0), depth=5, rollback=rollback) as llm:
-        want = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 12))
+        want = take(llm, 12, PROMPT)
         for n in (2, 3, 4, 5):
             llm.reset()
-            stream = llm.generate(PROMPT, temp=0.0)
-            begun = list(itertools.islice(stream, n))
-            stream.close()
+            begun = take(llm, n, PROMPT)
             assert llm.n_tokens == len(PROMPT) + n - 1
             state = llm.save_state()
-            llm.eval([begun[-1]])
-            rest = itertools.islice(llm.generate([], temp=0.0, reset=False), 12 - n)
-            assert [*begun, *rest] == want
-            llm.load_state(state)
-            llm.eval([begun[-1]])
-            rest = itertools.islice(llm.generate([], temp=0.0, reset=False), 12 - n)
-            assert [*begun, *rest] == want
+            for _ in range(2):
+                llm.eval([begun[-1]])
+                assert [*begun, *take(llm, 12 - n, [], reset=False)] == want
+                llm.load_state(state)
 
 
 # ----------------------------------------------------------------------- models that cannot draft
@@ -230,42 +206,8 @@ def test_tokens_that_cannot_be_rolled_back_are_evaluated_again(dial: Dial, rollb
 
 @pytest.fixture(scope="module")
 def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the architecture llama, with random weights and a token that begins a text."""
-    import gguf  # noqa: PLC0415
-
-    path = tmp_path_factory.mktemp("llama") / "llama.gguf"
-    width, heads, layers, feed, vocabulary = 64, 4, 2, 128, 300
-    rng = np.random.default_rng(6)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(256)
-    writer.add_embedding_length(width)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(feed)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(width // heads)
-    add_byte_tokenizer(writer, vocabulary)
-
-    def add(name: str, *shape: int) -> None:
-        values = rng.standard_normal(shape, np.float32) * (0.4 if len(shape) > 1 else 0)
-        writer.add_tensor(name, values + (len(shape) == 1))
-
-    add("token_embd.weight", vocabulary, width)
-    add("output_norm.weight", width)
-    for i in range(layers):
-        add(f"blk.{i}.attn_norm.weight", width)
-        add(f"blk.{i}.ffn_norm.weight", width)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{i}.{name}.weight", width, width)
-        add(f"blk.{i}.ffn_gate.weight", feed, width)
-        add(f"blk.{i}.ffn_up.weight", feed, width)
-        add(f"blk.{i}.ffn_down.weight", width, feed)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    """A model of the architecture llama, with a token that begins a text."""
+    return write_model(tmp_path_factory.mktemp("llama") / "llama.gguf", "llama", halves=False)
 
 
 def same_calls(llm: llama_cpp.Llama) -> dict[str, Any]:
@@ -282,7 +224,7 @@ def same_calls(llm: llama_cpp.Llama) -> dict[str, Any]:
     out["other"] = text(llm, OTHER)
     llm.load_state(state)
     out["again"] = llm.n_tokens
-    out["generated"] = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 8))
+    out["generated"] = take(llm, 8, PROMPT)
     llm.set_cache(LlamaRAMCache())
     out["cached"] = [text(llm, "abc"), text(llm, "abc")]
     out["empty"] = text(llm, "") if llm._model.add_bos_token() else None
@@ -308,8 +250,9 @@ def test_models_that_cannot_draft_behave_like_llama_cpp(
         patch.setattr(llama_cpp, "Llama", MTPLlama)  # as for llama_cpp's own server
         with noted(reason, path) as ours:
             assert text(ours) == want["completion"][0]
-    with pytest.raises(HeadMissingError, match="no MTP head"):  # who asks for drafts is told
-        load(path, depth=2)
+    for given in ({"depth": 1}, {"depth": 2}, {"exact": True}):  # who asks for drafts is told
+        with pytest.raises(HeadMissingError, match="no MTP head"):
+            load(path, **given)
     with load(path, depth=0) as ours:
         assert text(ours) == want["completion"][0]
 
@@ -324,13 +267,6 @@ def test_a_model_without_a_head_drafts_from_its_text(models: Models, llama_model
         with noted(f"no MTP head.*; {note}", path) as ours:
             assert text(ours, PROMPT * 3) == want
             assert (ours.mtp_stats.cycles > 0) is drafts
-
-
-def test_a_missing_head_is_an_error_if_a_depth_is_given(models: Models) -> None:
-    path = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
-    for options in ({"depth": 1}, {"exact": True}):
-        with pytest.raises(HeadMissingError, match="has no MTP head"):
-            load(path, **options)
 
 
 def test_embeddings_and_vocabularies(dial: Dial) -> None:
@@ -401,9 +337,7 @@ def test_an_empty_prompt_is_refused_and_never_continues_another(dial: Dial) -> N
                 lambda: text(llm, []),
                 lambda: next(llm.generate([])),
             ):
-                with pytest.raises(
-                    NativeError, match="prompt: expected at least one token, found none"
-                ):
+                with pytest.raises(NativeError, match="prompt: expected at least one token, found"):
                     call()
         assert text(llm) == text(llm)
 
@@ -411,14 +345,12 @@ def test_an_empty_prompt_is_refused_and_never_continues_another(dial: Dial) -> N
 def test_an_evaluated_prompt_is_sampled_without_evaluating_it_again(dial: Dial) -> None:
     """Its logits are available, so nothing is evaluated again or dropped."""
     with load(dial("tiny"), depth=3) as llm:
-        want = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 9))
+        want = take(llm, 9, PROMPT)
         for prompt in (PROMPT, PROMPT[:1]):
             llm.reset()
             llm.eval(prompt)
             llm.session.reset_stats()
-            stream = llm.generate(prompt, temp=0.0)
-            got = list(itertools.islice(stream, 9))
-            stream.close()
+            got = take(llm, 9, prompt)
             assert llm.mtp_stats.prefilled == 0
             assert got == want or prompt != PROMPT
             assert llm.n_tokens == len(prompt) + 8

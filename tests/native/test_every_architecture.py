@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +21,21 @@ from mtp_gguf.native.head import Draft, Head, SequenceTask
 from mtp_gguf.native.sessions.session_file import read_header
 from support import places
 from support.commands import succeed
+from support.generation import load, random_tokens, take
 from support.models import Dial
-from support.native_trunk import opened_session
+from support.native_trunk import MODES, opened_session
 from support.upstream.llama_mtp import LlamaMtp
 from support.upstream.nextn_models import LAYERS, TOKENS, write_models
 
 every = pytest.mark.parametrize("name", OUR_ARCHITECTURES)
 
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(TOKENS)]
+PROMPT = random_tokens(20, 2, TOKENS)
 LENGTH = 60
 HIT = 0.7
 # Of logits with a standard deviation of 1; see TOLERANCE in gguf_tools/test_glm.py.
 TOLERANCE = 0.01
-MODES = ["snapshot", "checkpoint", "two-phase", "host"]
+# Step 3.5 with a cache of its sliding windows.
+WINDOW = {"n_ctx": 1024, "n_batch": 64, "depth": 3, "swa_full": False}
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def test_drafts_equal_llama_cpps(name: str, length: int, random: dict[str, Path]
 def test_the_text_is_the_same(name: str, random: dict[str, Path]) -> None:
     texts = []
     for depth in (0, 3):
-        with closing(MTPLlama(str(random[name]), depth=depth, n_ctx=256, n_threads=1)) as llm:
-            texts.append(list(islice(llm.generate(PROMPT, temp=0.0), LENGTH)))
+        with load(random[name], depth=depth) as llm:
+            texts.append(take(llm, LENGTH, PROMPT))
             assert (sum(llm.mtp_stats.drafted) > 0) == (depth > 0)
     assert texts[0] == texts[1]
 
@@ -139,8 +139,7 @@ def test_whole_states(name: str, streams: int, dial: Dial) -> None:
 def generate(llm: MTPLlama, prompt: list[int], **sampling: float) -> tuple[Any, ...]:
     """The tokens that follow a prompt, how they were drafted, and how many tokens were read."""
     llm.session.reset_stats()
-    with closing(llm.generate(prompt, **sampling)) as stream:
-        tokens = list(islice(stream, 24))
+    tokens = take(llm, 24, prompt, **sampling)
     did = llm.mtp_stats
     return tokens, did.drafted, did.accepted, did.cycles, did.prefilled
 
@@ -164,14 +163,14 @@ def test_session_files(
     Without swa_full, Step 3.5 has a cache of its sliding windows.
     """
     path = random[name] if kind == "random" else dial.gguf(name, HIT)
-    options = {"depth": 3, "n_ctx": 256, "n_threads": 1, "seed": 5, "swa_full": swa_full}
-    with closing(MTPLlama(str(path), **options)) as llm:
+    options = {"depth": 3, "seed": 5, "swa_full": swa_full}
+    with load(path, **options) as llm:
         tokens = generate(llm, PROMPT, **sampling)[0]
         follow = [*PROMPT, *tokens, 5, 6, 7]
         read = len(follow) - llm.n_tokens
         llm.save_session(tmp_path / "a.session")
         want = generate(llm, follow, **sampling)
-    with closing(MTPLlama(str(path), **options)) as llm:
+    with load(path, **options) as llm:
         llm.load_session(tmp_path / "a.session")
         assert generate(llm, follow, **sampling) == want
     assert want[-1] == read < 8
@@ -181,20 +180,17 @@ def test_session_files(
 
 def test_a_folder_of_sessions_of_a_window(random: dict[str, Path], tmp_path: Path) -> None:
     """Layers with a window go on from the end of a session only, so a prompt's end gets its own."""
-    prompt, other = (
-        [int(t) for t in np.random.PCG64(s).random_raw(500) % np.uint64(TOKENS)] for s in (4, 5)
-    )
+    prompt, other = (random_tokens(500, seed, TOKENS) for seed in (4, 5))
     follow = [*prompt, 1, 2, 3]
-    options = {"n_ctx": 1024, "n_batch": 64, "n_threads": 1, "depth": 3, "swa_full": False}
-    with closing(MTPLlama(str(random["step35"]), **options)) as llm:
-        want = generate(llm, follow, temp=0.0)[0]
-    with closing(MTPLlama(str(random["step35"]), session_dir=tmp_path, **options)) as llm:
-        generate(llm, prompt, temp=0.0)
-        generate(llm, other, temp=0.0)
+    with load(random["step35"], **WINDOW) as llm:
+        want = take(llm, 24, follow)
+    with load(random["step35"], session_dir=tmp_path, **WINDOW) as llm:
+        take(llm, 24, prompt)
+        take(llm, 24, other)
         lengths = sorted(read_header(file).n_tokens for file in tmp_path.glob("*.session"))
         assert lengths[0] == 500 - 64
         assert lengths[1] > 500
-        found = generate(llm, follow, temp=0.0)
+        found = generate(llm, follow)
     assert (found[0], found[-1]) == (want, 64 + 3)
 
 
@@ -237,9 +233,8 @@ def test_draft_vocabularies(name: str, layout: str, dial: Dial, tmp_path: Path) 
         assert head.layout == layout
         draftable = {*head.draft_ids().tolist()}
     assert {*listed} <= draftable < {*range(TOKENS)}
-    options = {"depth": 1, "mtp_head": mtp_head, "n_ctx": 256, "n_threads": 1}
-    with closing(MTPLlama(str(model), **options)) as llm:
-        text = list(islice(llm.generate(PROMPT, temp=0.0), LENGTH))
+    with load(model, depth=1, mtp_head=mtp_head) as llm:
+        text = take(llm, LENGTH, PROMPT)
         accepted = sum(llm.mtp_stats.accepted)
     assert text[1:] == [following[token] for token in text[:-1]]
     pairs = list(itertools.pairwise(text))
@@ -284,13 +279,12 @@ def test_the_depth_is_limited_to_the_layers(random: dict[str, Path]) -> None:
         session.decode(PROMPT)
         assert len(session.begin(session.argmax(), 5)) == 3
         session.end(0)
-    options = {"n_ctx": 256, "n_threads": 1}
     with (
         pytest.warns(UserWarning, match="expected at most 3, the number of the head's layers"),
-        closing(MTPLlama(str(path), depth=5, **options)) as llm,
+        load(path, depth=5) as llm,
     ):
         assert (llm.depth, llm.max_depth) == (3, 3)
-    with closing(MTPLlama(str(path), max_depth=8, **options)) as llm:
+    with load(path, max_depth=8) as llm:
         assert (llm.depth, llm.max_depth) == ("auto", 3)
 
 
@@ -327,16 +321,15 @@ def test_each_layer_has_rows_of_its_own(random: dict[str, Path], place: places.P
 
 def test_a_window_cannot_be_rolled_back_far(random: dict[str, Path]) -> None:
     """Layers with a window forget rows; what was forgotten is evaluated again."""
-    prompt = [int(t) for t in np.random.PCG64(4).random_raw(500) % np.uint64(TOKENS)]
-    options = {"n_ctx": 1024, "n_batch": 64, "n_threads": 1, "depth": 3, "swa_full": False}
-    with closing(MTPLlama(str(random["step35"]), **options)) as llm:
-        list(islice(llm.generate(prompt, temp=0.0), 8))
+    prompt = random_tokens(500, 4, TOKENS)
+    with load(random["step35"], **WINDOW) as llm:
+        take(llm, 8, prompt)
         with pytest.raises(NativeError, match="the cache of a window can roll back only"):
             llm.session.remove(100)
         with llm.session.save(CheckpointKind.HOST) as saved:
             llm.session.decode(prompt)
             with pytest.raises(NativeError, match="the cache of a window has forgotten"):
                 llm.session.restore(saved)
-        again = list(islice(llm.generate(prompt[:101], temp=0.0), 8))
+        again = take(llm, 8, prompt[:101])
         llm.reset()
-        assert list(islice(llm.generate(prompt[:101], temp=0.0), 8)) == again
+        assert take(llm, 8, prompt[:101]) == again

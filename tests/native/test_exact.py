@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
-from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native import NativeError
 from mtp_gguf.native.libraries.exact import (
     Batches,
     exact_batches,
@@ -20,12 +19,13 @@ from mtp_gguf.native.libraries.exact import (
 )
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
+from support.generation import load, random_tokens, take
 from support.models import Dial, Models
 from support.native_trunk import Trunk
 
 # Flash attention splits the cache over threads from 512 cached positions on; the contexts of these
 # tests pass that.
-PROMPT = [int(t) for t in np.random.PCG64(4).random_raw(530) % np.uint64(700)]
+PROMPT = random_tokens(530, 4)
 TOKENS = 40
 
 
@@ -33,22 +33,24 @@ def run(
     path: Path, depth: int, n: int = TOKENS, **options: Any
 ) -> tuple[list[int], np.ndarray, float]:
     """Greedy tokens, the logits after every position, tokens per cycle."""
-    given = {"n_ctx": 768, "n_threads": 1, "n_threads_batch": 1, "logits_all": True, **options}
-    with closing(MTPLlama(str(path), depth=depth, **given)) as llm:
-        stream = llm.generate(PROMPT, temp=0.0)
-        tokens = list(itertools.islice(stream, n))
-        stream.close()
+    with load(path, depth=depth, **{"n_ctx": 768, "logits_all": True, **options}) as llm:
+        tokens = take(llm, n, PROMPT)
         return tokens, llm.scores[: llm.n_tokens].copy(), llm.mtp_stats.tokens_per_cycle
 
 
-def assert_every_bit(path: Path, depths: tuple[int, ...], **options: Any) -> None:
-    """Check that tokens and logits of all positions at these depths equal those of depth 0."""
+def assert_every_bit(
+    path: Path, depths: tuple[int, ...], *, least: float = 1.3, **options: Any
+) -> None:
+    """Check that tokens and logits of all positions at these depths equal those of depth 0.
+
+    least: tokens per cycle.
+    """
     tokens, logits, _ = run(path, 0, exact=True, **options)
     for depth in depths:
         got, got_logits, per_cycle = run(path, depth, exact=True, **options)
         assert got == tokens, depth
         assert np.array_equal(got_logits, logits), depth
-        assert per_cycle > 1.3
+        assert per_cycle > least
 
 
 @pytest.mark.sample(5)
@@ -76,12 +78,7 @@ def test_threads_that_share_a_cache(dial: Dial, quant: str) -> None:
 
 @pytest.mark.stock
 def test_random_weights_full_of_near_ties(models: Models) -> None:
-    path = models.gguf("dense-tied", "Q4_K_M", "F16")
-    tokens, logits, _ = run(path, 0, exact=True)
-    for depth in (2, 5):
-        got, got_logits, _ = run(path, depth, exact=True)
-        assert got == tokens
-        assert np.array_equal(got_logits, logits)
+    assert_every_bit(models.gguf("dense-tied", "Q4_K_M", "F16"), (2, 5), least=0)
 
 
 @pytest.mark.parametrize("quant", ["Q4_K_M", "F16"])
@@ -89,9 +86,8 @@ def test_the_context_can_be_filled_to_its_end(dial: Dial, quant: str) -> None:
     """Padding needs a position, but the last token is never decoded, so none is missing."""
     path, texts = dial("tiny", quant=quant), []
     for depth in (0, 1, 6):
-        with closing(MTPLlama(str(path), depth=depth, n_ctx=256, n_threads=1, exact=True)) as llm:
-            tokens = list(itertools.islice(llm.generate(PROMPT[:200], temp=0.0), 56))
-            texts.append(tokens)
+        with load(path, depth=depth, exact=True) as llm:
+            texts.append(take(llm, 56, PROMPT[:200]))
     assert texts[0] == texts[1] == texts[2]
 
 

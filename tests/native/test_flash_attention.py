@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from support.llama_libraries import FAST, STOCK, run_on
+from support.llama_libraries import FAST, STOCK, answer
 from support.models import Models
 
 Q8_0 = 8  # ggml's number
+# Prints whether MTPLlama has it on with a model and these options.
+PROGRAM = """
+import json, sys
+from mtp_gguf.native import MTPLlama
+from mtp_gguf.native.runtime import llama_cpp
+with MTPLlama(sys.argv[1], depth=0, n_ctx=256, profile=False, **json.loads(sys.argv[2])) as llm:
+    kind = llm.context_params.flash_attn_type
+print(json.dumps(kind == llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED))
+"""
 
 
 @pytest.mark.sample(2)
@@ -29,20 +38,13 @@ Q8_0 = 8  # ggml's number
 def test_on_the_patched_libraries(
     models: Models, lanes: str, options: dict[str, Any], on: bool
 ) -> None:
-    said = run_on(
-        FAST,
-        "flash_attention",
-        models.gguf("dense-tied"),
-        json.dumps(options),
-        timeout=60,
-        **({"MTP_GGUF_KERNELS": lanes} if lanes else {}),
-    )
-    assert json.loads(said) == on
+    chosen = {"MTP_GGUF_KERNELS": lanes} if lanes else {}
+    words = (models.gguf("dense-tied"), json.dumps(options))
+    assert answer(FAST, PROGRAM, *words, **chosen) is on
 
 
 @pytest.mark.parametrize(("kernels", "on"), [("0", False), ("", platform.machine() == "x86_64")])
 def test_on_the_stock_libraries(models: Models, kernels: str, on: bool) -> None:
     """With our kernels plugged in or not."""
     words = (models.gguf("dense-tied"), "{}")
-    said = run_on(STOCK, "flash_attention", *words, timeout=60, MTP_GGUF_KERNELS=kernels)
-    assert json.loads(said) is on
+    assert answer(STOCK, PROGRAM, *words, MTP_GGUF_KERNELS=kernels) is on

@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mtp_gguf.native.checkpoint import CheckpointKind
@@ -15,26 +14,14 @@ from mtp_gguf.native.errors import ContextFullError, NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
-from support.native_trunk import Trunk, opened_session
+from support.generation import random_tokens
+from support.native_trunk import MODES, Trunk, decode_rows, opened_session
 
-MODES = ["snapshot", "checkpoint", "two-phase", "host"]
 KINDS = [False, True]
 NAMES = ["streams", "unified"]
 N_CTX = 256
 FULL = "the context of 256 positions is full"
-TEXT = [int(t) for t in np.random.PCG64(8).random_raw(N_CTX) % np.uint64(700)]
-
-
-def decode_raw(trunk: Trunk, seq: int, tokens: list[int]) -> int:
-    """Decode tokens from position 0 on without the session; llama_decode's status."""
-    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
-    batch.n_tokens = len(tokens)
-    for i, token in enumerate(tokens):
-        batch.token[i], batch.pos[i], batch.logits[i] = token, i, i == len(tokens) - 1
-        batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-    status = llama_cpp.llama_decode(trunk.context, batch)
-    llama_cpp.llama_batch_free(batch)
-    return int(status)
+TEXT = random_tokens(N_CTX, 8)
 
 
 @pytest.mark.parametrize("unified", KINDS, ids=NAMES)
@@ -143,7 +130,8 @@ def test_cells_taken_by_another_sequence_are_reported(dial: Any) -> None:
         session.decode(TEXT[:100], 0)
         session.decode(TEXT[:50], 1)
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(trunk.context), 1, -1, -1)
-        assert decode_raw(trunk, 1, TEXT[:60]) == 0
+        rows = [(1, i, token) for i, token in enumerate(TEXT[:60])]
+        assert decode_rows(trunk.context, rows) == 0
         assert session.length(1) == 50
         with pytest.raises(NativeError, match="counts 42: expected mtp_session_sync") as caught:
             session.decode(TEXT[:106], 0)

@@ -9,7 +9,6 @@ and test_checkpoint.py, whose tests of the CPU run there, too.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import re
 from contextlib import closing
 from dataclasses import replace
@@ -21,15 +20,15 @@ import pytest
 
 from mtp_gguf.gguf_tools.doctor import diagnose
 from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.native import Head, MTPLlama, NativeError
+from mtp_gguf.native import Head, NativeError
 from mtp_gguf.native._bindings import check, library
 from mtp_gguf.native.head import SequenceTask
 from mtp_gguf.native.libraries.offload import check_split, gpu_names, last_gpu
-from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support import near_ties, places
+from support.generation import load, take
 from support.models import Dial, Models
-from support.native_trunk import Trunk, opened_session
+from support.native_trunk import Trunk, decode_rows, opened_session
 from support.near_ties import Text, Work
 from support.slots import opened_slots
 from support.vulkan.layer import only_vulkan, run_with_faults
@@ -98,13 +97,8 @@ def test_outputs_that_stay_on_the_device(dial: Dial) -> None:
         hidden = hidden_of(session, tokens)
     with places.use(places.place("gpu")):
         with closing(Trunk(path, 3)) as plain:
-            batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
-            for i, token in enumerate(tokens):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, 1
-                batch.seq_id[i][0] = 0
-            batch.n_tokens = len(tokens)
-            assert llama_cpp.llama_decode(plain.context, batch) == 0
-            llama_cpp.llama_batch_free(batch)
+            rows = [(0, i, token) for i, token in enumerate(tokens)]
+            assert decode_rows(plain.context, rows) == 0
             wanted = [plain.logits(row) for row in range(len(tokens))]
         with opened_session(path, "snapshot", 3) as (session, trunk):
             found = hidden_of(session, tokens)
@@ -295,12 +289,8 @@ def test_experts_on_the_cpu(
     path, cycle = dial("tiny-moe"), dial.successors("tiny-moe")
     sizes = []
     for given in ({}, options):
-        with closing(
-            MTPLlama(
-                str(path), depth=3, n_ctx=256, n_gpu_layers=-1, n_threads=1, verbose=True, **given
-            )
-        ) as llm:
-            tokens = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 24))
+        with load(path, depth=3, n_gpu_layers=-1, verbose=True, **given) as llm:
+            tokens = take(llm, 24, PROMPT)
             assert [cycle[t] for t in tokens[:-1]] == tokens[1:]
             assert llm.mtp_stats.acceptance[0] > 0
             assert llm.head is not None
@@ -316,10 +306,8 @@ def test_layers_on_both_sides(dial: Dial, layers: int, head: str) -> None:
     """Also with more layers than the model has, which are all."""
     device = places.require_gpu() if head == "GPU" else head
     path, cycle = dial("tiny-3v"), dial.successors("tiny-3v")
-    with closing(
-        MTPLlama(str(path), depth=3, n_ctx=256, n_gpu_layers=layers, n_threads=1, mtp_device=device)
-    ) as llm:
-        tokens = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 16))
+    with load(path, depth=3, n_gpu_layers=layers, mtp_device=device) as llm:
+        tokens = take(llm, 16, PROMPT)
         assert [cycle[t] for t in tokens[:-1]] == tokens[1:]
         assert llm.mtp_stats.acceptance[0] > 0
 
@@ -360,7 +348,7 @@ def test_the_vocabulary_is_on_the_device_once(
     for overrides in (None, {"^token_embd": gpu}):
         options: dict[str, Any] = {"n_gpu_layers": places.ALL, "tensor_overrides": overrides}
         copied = memory.head + (0 if overrides else memory.embedding_rows)
-        with closing(MTPLlama(str(path), n_ctx=512, n_threads=1, **options)) as llm:
+        with load(path, n_ctx=512, **options) as llm:
             assert llm.head is not None
             assert copied <= llm.head.weight_bytes < 1.02 * copied + (64 << 10)
         texts, found = write(path, 3, **options)
@@ -429,13 +417,12 @@ def test_the_head_is_with_the_last_layer() -> None:
 
 def test_devices_are_checked_before_anything_is_loaded(dial: Dial) -> None:
     gpu = places.require_gpu()
+    options: dict[str, Any]
     for options, text in (
         ({"mtp_device": "CUDA9"}, f"mtp_device: expected one of {gpu}.*, CPU, found 'CUDA9'"),
         ({"tensor_overrides": {"x": "y"}}, r"tensor_overrides\['x'\]: expected one of .*'y'"),
+        ({"main_gpu": 9, "split_mode": 0}, r"main_gpu: expected 0 to \d \(.*\), found 9"),
+        ({"tensor_split": [1] * 9}, r"tensor_split: expected \d shares or fewer, of .* 9"),
     ):
         with pytest.raises(NativeError, match=text):
-            MTPLlama(str(dial("tiny")), **options)
-    with pytest.raises(NativeError, match=r"main_gpu: expected 0 to \d \(.*\), found 9"):
-        MTPLlama(str(dial("tiny")), n_gpu_layers=-1, main_gpu=9, split_mode=0)
-    with pytest.raises(NativeError, match=r"tensor_split: expected \d shares or fewer, of .* 9"):
-        MTPLlama(str(dial("tiny")), n_gpu_layers=-1, tensor_split=[1] * 9)
+            load(dial("tiny"), n_gpu_layers=-1, **options)

@@ -18,6 +18,7 @@ from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Draft, SequenceTask
 from mtp_gguf.native.head import Head as AnyHead
 from support import places
+from support.generation import random_tokens
 from support.gguf_files import Rewrite
 from support.models import Models
 from support.reference_model import ReferenceModel
@@ -47,7 +48,7 @@ class Head(AnyHead):
 
 DEPTH = 4
 STATUS = Path("/proc/self/statm")
-TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
+TOKENS = random_tokens(33, 11, 900)
 
 
 def resident() -> int:
@@ -88,16 +89,21 @@ def test_drafts_equal_the_reference(models: Models, spec: str) -> None:
     assert np.allclose(draft.probabilities, chances.max(1), rtol=0.02)
 
 
+def drafted_twice(path: Path) -> tuple[Draft, np.ndarray]:
+    """Our draft, and the logits of llama.cpp's after the same tokens."""
+    with LlamaMtp(path) as upstream, Head(path) as head:
+        hidden = upstream.trunk(TOKENS[:-1])[1]
+        draft = draft_all(head, hidden)
+        return draft, upstream.draft(TOKENS, hidden, DEPTH, follow=draft.tokens)[1]
+
+
 @pytest.mark.sample(2)
 @places.everywhere
 @pytest.mark.parametrize("head_type", ["F16", "BF16", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("spec", ["dense-untied", "moe-mixed", "next-unfused"])
 def test_drafts_equal_llama_cpp_at_every_type(models: Models, spec: str, head_type: str) -> None:
     path = models.gguf(spec, "Q4_K_M", head_type)
-    with LlamaMtp(path) as upstream, Head(path) as head:
-        hidden = upstream.trunk(TOKENS[:-1])[1]
-        draft = draft_all(head, hidden)
-        want = upstream.draft(TOKENS, hidden, DEPTH, follow=draft.tokens)[1]
+    draft, want = drafted_twice(path)
     moved = np.sqrt(np.mean((logits_of(draft) - want) ** 2, axis=1))
     if places.current() == places.CPU:
         assert np.sqrt(np.mean(moved**2)) < QUANTIZED_RMS_TOLERANCE
@@ -108,11 +114,7 @@ def test_drafts_equal_llama_cpp_at_every_type(models: Models, spec: str, head_ty
 
 @places.everywhere
 def test_rope_scaling_is_that_of_the_metadata(models: Models) -> None:
-    path = models.gguf("Qwen3.5-1.5M-Chat-v1.1")  # YaRN
-    with LlamaMtp(path) as upstream, Head(path) as head:
-        hidden = upstream.trunk(TOKENS[:-1])[1]
-        draft = draft_all(head, hidden)
-        want = upstream.draft(TOKENS, hidden, DEPTH, follow=draft.tokens)[1]
+    draft, want = drafted_twice(models.gguf("Qwen3.5-1.5M-Chat-v1.1"))  # YaRN
     assert np.abs(logits_of(draft) - want).max() < CACHE_TOLERANCE
 
 
@@ -126,34 +128,22 @@ def hidden(models: Models) -> np.ndarray:
 
 @places.everywhere
 def test_feeding_in_pieces_is_feeding_at_once(models: Models, hidden: np.ndarray) -> None:
+    """And drafts leave nothing behind: feeding on after a draft is as if it had not been."""
     path = models.gguf()
     rows = rows_for(hidden, len(TOKENS))
     with Head(path) as head:
         whole = draft_all(head, hidden)
     with Head(path, n_batch=17) as head:
-        head.feed(TOKENS[:5], rows[:5], 0)
-        assert head.next_position() == 5
-        head.feed(TOKENS[5:25], rows[5:25], 5)  # more rows than a graph takes
-        pieces = head.draft(TOKENS[25:], rows[25:], 25, DEPTH, logits=True)
+        head.feed(TOKENS[:2], rows[:2], 0)
+        assert head.next_position() == 2
+        head.feed(TOKENS[2:22], rows[2:22], 2)  # more rows than a graph takes
+        for start, stop in ((22, 23), (23, 26), (26, 27)):
+            head.draft(TOKENS[start:stop], rows[start:stop], start, 5)
+        pieces = head.draft(TOKENS[27:], rows[27:], 27, DEPTH, logits=True)
         assert head.next_position() == len(TOKENS)
     # Not bit by bit: ggml multiplies one row and many with different kernels.
     assert pieces.tokens == whole.tokens
     assert np.abs(logits_of(pieces) - logits_of(whole)).max() < CACHE_TOLERANCE
-
-
-@places.everywhere
-def test_a_cycle_like_decoding_equals_feeding_all(models: Models, hidden: np.ndarray) -> None:
-    """Drafts leave nothing behind: feeding on after a draft is as if it had not been."""
-    rows = rows_for(hidden, len(TOKENS))
-    with Head(models.gguf()) as head:
-        want = draft_all(head, hidden)
-        head.rollback(0)
-        head.feed(TOKENS[:20], rows[:20], 0)
-        for start, stop in ((20, 21), (21, 24), (24, 25)):
-            head.draft(TOKENS[start:stop], rows[start:stop], start, 5)
-        got = head.draft(TOKENS[25:], rows[25:], 25, DEPTH, logits=True)
-    assert got.tokens == want.tokens
-    assert np.abs(logits_of(got) - logits_of(want)).max() < CACHE_TOLERANCE
 
 
 @places.everywhere
@@ -176,28 +166,6 @@ def test_rollback_and_refeed_give_the_same_bits(models: Models, hidden: np.ndarr
 
 
 @places.everywhere
-def test_sequences_do_not_mix(models: Models, hidden: np.ndarray) -> None:
-    other_tokens = TOKENS[::-1]
-    with Head(models.gguf(), n_seq_max=3) as head:
-        alone = [draft_all(head, hidden, TOKENS), draft_all(head, hidden, other_tokens, seq=2)]
-        head.rollback(0, 0)
-        head.rollback(0, 2)
-        rows = rows_for(hidden, len(TOKENS))
-        for start, stop in ((0, 7), (7, 20)):
-            for seq, tokens in ((1, TOKENS), (0, other_tokens)):
-                head.feed(tokens[start:stop], rows[start:stop], start, seq)
-        together = [
-            head.draft(tokens[20:], rows[20:], 20, DEPTH, seq, logits=True)
-            for seq, tokens in ((1, TOKENS), (0, other_tokens))
-        ]
-        head.rollback(0, 1)
-        assert (head.next_position(0), head.next_position(1)) == (len(TOKENS), 0)
-    for a, b in zip(alone, together, strict=True):
-        assert a.tokens == b.tokens
-        assert np.abs(logits_of(a) - logits_of(b)).max() < CACHE_TOLERANCE
-
-
-@places.everywhere
 def test_a_sequence_can_start_at_any_position(models: Models, hidden: np.ndarray) -> None:
     """Without the row of zeros at position 0, as transformers has it."""
     reference = models.reference("dense-tied")
@@ -214,7 +182,7 @@ def test_a_sequence_can_start_at_any_position(models: Models, hidden: np.ndarray
 @pytest.mark.parametrize("length", [255, 256, 257, 600])
 def test_caches_of_more_than_one_bucket(models: Models, length: int) -> None:
     reference = models.reference("dense-tied")
-    tokens = [int(t) for t in np.random.PCG64(5).random_raw(length) % np.uint64(900)]
+    tokens = random_tokens(length, 5, 900)
     hidden = reference.trunk(tokens[:-1])[1]
     with Head(models.gguf(), n_ctx=length) as head:
         draft = draft_all(head, hidden, tokens)
@@ -228,7 +196,7 @@ def test_sequences_that_grow_side_by_side(models: Models) -> None:
     length, piece = 1200, 40
     starts = {0: 0, 1: 300, 2: 7}  # of the sequences, which pass each power of two at another time
     states = np.random.default_rng(9)
-    tokens = [int(t) for t in np.random.PCG64(6).random_raw(length) % np.uint64(900)]
+    tokens = random_tokens(length, 6, 900)
 
     def grow(head: AnyHead, seq: int, at: int) -> np.ndarray:
         part = slice(at, at + piece)
@@ -568,17 +536,12 @@ def test_arguments_are_checked(models: Models, hidden: np.ndarray) -> None:
         refused(r"tokens\[0\]: expected 0 to 1023, found 1024", [1024], rows[:1], 4, 1)
         refused(r"tokens\[0\]: expected 0 to 1023, found -1", [-1], rows[:1], 4, 1)
         refused(r"hidden: expected shape \[2, 256\]", TOKENS[:2], rows[:1], 4, 1)
-        refused(
-            "40 positions is full: 37 rows from position 4",
-            [1] * 37,
-            np.tile(rows[:1], (37, 1)),
-            4,
-            1,
-        )
+        many = np.tile(rows[:1], (37, 1))
+        refused("40 positions is full: 37 rows from position 4", [1] * 37, many, 4, 1)
         with pytest.raises(NativeError, match="position: expected 0 to 40, found -1"):
             head.rollback(-1)
         # Up to the last position, drafts past the end of the context included.
-        draft = head.draft([1] * 36, np.tile(rows[:1], (36, 1)), 4, 16)
+        draft = head.draft([1] * 36, many[:36], 4, 16)
         assert len(draft.tokens) == 16
     with pytest.raises(NativeError, match="the head is closed"):
         head.draft(TOKENS[:1], rows[:1], 0, 1)

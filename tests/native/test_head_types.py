@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,14 @@ from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from support.commands import invoke
+from support.generation import load, take
 from support.models import DEMO, Models
 
 TOKENS = list(range(40, 52))
 
 
-def logits(path: Path, mtp_type: str | None = None) -> np.ndarray:
-    with Head(path, mtp_type=mtp_type, n_threads=1) as head:
+def logits(path: Path, mtp_type: str | None = None, n_threads: int = 1) -> np.ndarray:
+    with Head(path, mtp_type=mtp_type, n_threads=n_threads) as head:
         hidden = np.random.default_rng(2).normal(size=(len(TOKENS), head.n_embd))
         found = head.draft(TOKENS, hidden.astype(np.float32), 0, 3, logits=True).logits
     assert found is not None
@@ -42,15 +41,7 @@ def test_it_is_the_head_of_a_file_of_this_type(models: Models, mtp_type: str) ->
 
 def test_threads_change_nothing(models: Models) -> None:
     path = models.gguf(DEMO, "F16", "F16")
-    found = []
-    for n_threads in (1, 3):
-        with Head(path, mtp_type="Q4_K", n_threads=n_threads) as head:
-            hidden = np.ones((1, head.n_embd), np.float32)
-            found.append(head.draft([5], hidden, 0, 2, logits=True).logits)
-    one, three = found
-    assert one is not None
-    assert three is not None
-    assert np.array_equal(one, three)
+    assert np.array_equal(logits(path, "Q4_K"), logits(path, "Q4_K", n_threads=3))
 
 
 @pytest.mark.thorough
@@ -82,11 +73,9 @@ def test_experts_and_draft_vocabularies(models: Models, spec: str, layout: str) 
 
 
 def text(path: Path, n: int = 40, **options: Any) -> tuple[list[int], tuple[int, ...]]:
-    with closing(
-        MTPLlama(str(path), depth=3, n_ctx=256, lookup=False, profile=False, n_threads=1, **options)
-    ) as llm:
-        tokens = llm.tokenize(b"The history of the town begins with")
-        return list(islice(llm.generate(tokens, temp=0.0), n)), llm.mtp_stats.accepted
+    with load(path, depth=3, lookup=False, profile=False, **options) as llm:
+        tokens = take(llm, n, llm.tokenize(b"The history of the town begins with"))
+        return tokens, llm.mtp_stats.accepted
 
 
 def test_text_and_file_are_as_before(models: Models) -> None:
@@ -117,21 +106,17 @@ def test_a_type_without_drafts_has_no_effect_aloud(models: Models, mtp_type: str
 def test_a_session_goes_on_with_another_type(models: Models, tmp_path: Path) -> None:
     path, saved = models.gguf(DEMO, "F16", "F16"), tmp_path / "saved.session"
     whole, _ = text(path, 20)
-    options: dict[str, Any] = {"depth": 3, "n_ctx": 256, "profile": False, "n_threads": 1}
-    with closing(MTPLlama(str(path), **options)) as llm:
+    with load(path, depth=3, profile=False) as llm:
         prompt = llm.tokenize(b"The history of the town begins with")
-        begun = list(islice(llm.generate(prompt, temp=0.0), 8))
+        begun = take(llm, 8, prompt)
         llm.save_session(saved)
-    with closing(MTPLlama(str(path), **options, mtp_type="Q4_K")) as llm:
+    with load(path, depth=3, profile=False, mtp_type="Q4_K") as llm:
         llm.load_session(saved)
-        rest = list(islice(llm.generate([*prompt, *begun], temp=0.0), 12))
-    assert begun + rest == whole
+        assert begun + take(llm, 12, [*prompt, *begun]) == whole
 
 
 def measured(path: Path, *types: str) -> tuple[MeasuredType, ...]:
-    with MTPLlama(
-        str(path), depth=head_types.DEPTH, lookup=False, profile=False, n_ctx=512, n_threads=1
-    ) as llm:
+    with load(path, depth=head_types.DEPTH, lookup=False, profile=False, n_ctx=512) as llm:
         return measure_types(llm, types, seconds=300.0)
 
 
@@ -164,18 +149,17 @@ def test_auto_measures_once(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = models.gguf(DEMO, "F16", "F16")
-    options: dict[str, Any] = {"depth": 2, "n_ctx": 256, "n_threads": 1, "mtp_type": "auto"}
-    with closing(MTPLlama(str(path), **options)) as llm:
+    with load(path, depth=2, mtp_type="auto") as llm:
         choice = llm.type_choice
     assert choice is not None
     assert [one.name for one in choice.measured] == [STORED, *head_types.TYPES], choice.text
     monkeypatch.setattr(head_types, "run_module", None)  # it is not measured again
-    with closing(MTPLlama(str(path), **options)) as llm:
+    with load(path, depth=2, mtp_type="auto") as llm:
         assert llm.type_choice == choice
     [known] = (tmp_path / "mtp-gguf" / "head-types").iterdir()
     known.write_text('[{"name": 1}]')
     with pytest.raises(TypeError):  # what is not ours is measured again
-        MTPLlama(str(path), **options)
+        load(path, depth=2, mtp_type="auto")
 
 
 def test_what_cannot_be_measured_is_said(

@@ -10,10 +10,11 @@ import pytest
 from mtp_gguf.native.errors import NativeError
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
+from support.generation import random_tokens
 from support.models import Models
 from support.native_trunk import Trunk, opened_session
 
-TOKENS = [int(t) for t in np.random.PCG64(5).random_raw(90) % np.uint64(900)]
+TOKENS = random_tokens(90, 5, 900)
 # The states have a standard deviation of 1. Measured: 2e-3 (the trunk's F16 KV cache); the state of
 # a wrong position, or before the final norm, shows as 0.5 or more.
 TOLERANCE = 0.02

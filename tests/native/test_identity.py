@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import tarfile
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.llama import session_identity
 from mtp_gguf.native.llama.session_identity import (
     KEPT,
@@ -23,16 +21,14 @@ from mtp_gguf.native.llama.session_identity import (
 )
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.server.upstream_source import base, base_names, fetch_archive
+from support import generation
+from support.generation import take
 from support.models import Dial
 
 STRUCTS = {"model": llama_cpp.llama_model_params, "context": llama_cpp.llama_context_params}
 LATER = {("context", "moe_cache_cpu_share")}  # of llama.cpp 1.0, of which no package has the header
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
-
-
-def load(path: Path, **options: Any) -> closing[MTPLlama]:
-    given = {"depth": 2, "n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, **options}
-    return closing(MTPLlama(str(path), **given))
+load = partial(generation.load, depth=2)
 
 
 def fields_of(parameters: str, name: str) -> set[str]:
@@ -79,11 +75,8 @@ def test_a_changed_field_is_refused_unless_it_is_harmless(
     compared = {KEPT, PLACED} if gpu else {KEPT}
     rules = session_fields()
     unlisted = ("context", "n_threads")
-    monkeypatch.setattr(
-        session_identity,
-        "session_fields",
-        lambda: {k: v for k, v in rules.items() if k != unlisted},
-    )
+    listed = {field: why for field, why in rules.items() if field != unlisted}
+    monkeypatch.setattr(session_identity, "session_fields", lambda: listed)
     with load(dial("tiny")) as llm:
         saved = identity_of(llm)
         for parameters, struct in STRUCTS.items():
@@ -114,9 +107,9 @@ def test_what_is_left_out_changes_no_token(dial: Dial, tmp_path: Path) -> None:
     """A session goes on under other values of the harmless options that MTPLlama takes."""
     path, file = dial("tiny"), tmp_path / "a.session"
     with load(path) as llm:
-        list(itertools.islice(llm.generate(PROMPT, temp=0.0), 8))
+        take(llm, 8, PROMPT)
         llm.save_session(file)
-        want = list(itertools.islice(llm.generate([*PROMPT, 3, 4], temp=0.0), 16))
+        want = take(llm, 16, [*PROMPT, 3, 4])
     rules = session_fields()
     for options in (
         {"n_ctx": 512},
@@ -133,7 +126,7 @@ def test_what_is_left_out_changes_no_token(dial: Dial, tmp_path: Path) -> None:
         assert rules.get(("context", name), "an option") not in {KEPT, PLACED}
         with load(path, **options) as llm:
             llm.load_session(file)
-            assert list(itertools.islice(llm.generate([*PROMPT, 3, 4], temp=0.0), 16)) == want, name
+            assert take(llm, 16, [*PROMPT, 3, 4]) == want, name
 
 
 def test_versions_and_machine_are_compared(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +137,5 @@ def test_versions_and_machine_are_compared(dial: Dial, monkeypatch: pytest.Monke
         monkeypatch.setattr(session_identity, "loaded_versions", lambda: "ggml 9")
         monkeypatch.setattr(session_identity, "kernels", lambda: "others")
         here = identity_of(llm)
-        assert {n for n in here if here[n] != saved[n]} == {
-            "state",
-            "system",
-            "llama.cpp",
-            "kernels",
-        }
+        changes = {name for name in here if here[name] != saved[name]}
+        assert changes == {"state", "system", "llama.cpp", "kernels"}

@@ -152,11 +152,8 @@ def interrupt(path: Path, kind: str, times: int) -> None:
             child.kill()
 
 
-KINDS = ["greedy", "sampled", "stepwise", "text", "state", "load"]
-
-
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "stepwise", "text", "state", "load"])
 @pytest.mark.parametrize("times", [12, pytest.param(300, marks=pytest.mark.slow)])
 def test_the_model_survives(dial: Dial, kind: str, times: int) -> None:
     interrupt(dial("tiny"), kind, times)

@@ -17,6 +17,7 @@ from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.schemas.json_schema import schema_grammar
 from mtp_gguf.native.schemas.schema_numbers import beyond, integers, numbers
 from support.commands import check_refusal, invoke
+from support.generation import load
 from support.models import Models
 from support.schemas import SCHEMAS, Acceptance, check
 
@@ -31,7 +32,7 @@ def model(models: Models) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> Iterator[MTPLlama]:
-    with MTPLlama(str(model), n_ctx=512, depth=2, n_threads=1, n_threads_batch=1) as llm:
+    with load(model, n_ctx=512, depth=2) as llm:
         yield llm
 
 
@@ -143,28 +144,17 @@ def test_a_malformed_grammar_is_refused(llm: MTPLlama) -> None:
         llm.create_completion("x", grammar=LlamaGrammar.from_string("root ::= ("), max_tokens=2)
 
 
-class TestCommand:
-    def test_texts(self, model: Path) -> None:
-        schema = SCHEMAS["number"]
-        for seed in range(3):
-            done = invoke(
-                *("generate", model, "-p", "x = ", "-j", json.dumps(schema), "-n", "250", "-t", 1),
-                *("--temp", "1.2", "--seed", seed, "--depth", "2"),
-            )
-            assert done.exit_code == 0, done.output
-            check(done.stdout, schema)
-
-    @pytest.mark.parametrize(
-        ("schema", "words"),
-        [
-            ("{", "Expecting property name"),
-            ("3", "the JSON schema at #: expected a schema, found 3"),
-            ('{"items": {"type": "strin"}}', "the JSON schema at #/items: expected types among"),
-        ],
-    )
-    def test_refusals(self, model: Path, schema: str, words: str) -> None:
-        done = invoke("generate", model, "-p", "x", "--json-schema", schema)
-        check_refusal(done.exit_code, done.stderr, words, code=2)
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("{", "Expecting property name"),
+        ("3", "the JSON schema at #: expected a schema, found 3"),
+        ('{"items": {"type": "strin"}}', "the JSON schema at #/items: expected types among"),
+    ],
+)
+def test_refusals_of_the_command(model: Path, schema: str, words: str) -> None:
+    done = invoke("generate", model, "-p", "x", "-j", schema)
+    check_refusal(done.exit_code, done.stderr, words, code=2)
 
 
 @pytest.fixture(scope="module")

@@ -63,10 +63,6 @@ def attention(
     return ggml.run(2, build, inputs).reshape(n, heads, dim)
 
 
-def expected_alike(least: int) -> tuple[int, ...]:
-    return tuple(n for n in SIZES if least <= n <= MAX_ROWS)
-
-
 def weights(kind: TensorType, rows: int, length: int, seed: int = 0) -> np.ndarray:
     """Rows of any type, finite: bytes below 64 keep every scale's exponent small."""
     rng = np.random.default_rng(seed)
@@ -96,7 +92,8 @@ def test_products(ggml: Ggml, name: str, threads: int) -> None:
     def run(n: int) -> np.ndarray:
         return ggml.product(kind.id, w, ROWS, x[:n].copy(), threads)
 
-    assert alike(run, expected_alike(2 if name in SGEMM_TYPES else 1))
+    least = 2 if name in SGEMM_TYPES else 1
+    assert alike(run, tuple(n for n in SIZES if least <= n <= MAX_ROWS))
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "Q8_0", "Q4_K", "IQ4_NL"])

@@ -18,43 +18,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from llama_cpp.llama_cache import LlamaRAMCache
 from llama_cpp.llama_grammar import LlamaGrammar
-from typer.testing import CliRunner
 
 from mtp_gguf.bench.model import BenchModel
-from mtp_gguf.cli.generate import generate as generate_command
 from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.gguf_tools.files.format import open_gguf
 from mtp_gguf.native import MTPLlama, NativeError
-from mtp_gguf.native.errors import ContextFullError, HeadMissingError, ModelRefusedError
+from mtp_gguf.native.errors import ContextFullError, ModelRefusedError
 from mtp_gguf.native.libraries.replay import replays
 from mtp_gguf.native.runtime import llama_cpp
-from support import places
+from support import generation, places
 from support.cached_pages import in_huge_pages, in_small_pages
+from support.commands import invoke
+from support.generation import plain, random_tokens
 from support.gguf_files import Rewrite
 from support.models import Dial, Models
 
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+PROMPT = random_tokens(20, 2)
 
 
-def load(path: Path, **options: Any) -> closing[MTPLlama]:
-    options = {"depth": 3, "n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, **options}
-    return closing(MTPLlama(str(path), **options))
-
-
-def plain(path: Path, **options: Any) -> closing[llama_cpp.Llama]:
-    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False, **options}
-    return closing(llama_cpp.Llama(str(path), **options))
+load = partial(generation.load, depth=3)
 
 
 def take(llm: llama_cpp.Llama, n: int, prompt: list[int] = PROMPT, **options: Any) -> list[int]:
-    stream = llm.generate(prompt, **{"temp": 0.0, **options})
-    try:
-        return list(itertools.islice(stream, n))
-    finally:
-        stream.close()
+    return generation.take(llm, n, prompt, **options)
 
 
 SAMPLING = {
@@ -106,43 +93,14 @@ def test_logits_of_a_prompt_of_several_batches(dial: Dial, n_batch: int, n_ubatc
     assert np.abs(scores[0] - scores[1]).max() < 1e-3
 
 
-def test_streaming_stop_strings_and_chat(dial: Dial) -> None:
-    path = dial("tiny")
-    messages: Any = [{"role": "user", "content": "aha"}]
-    with plain(path) as theirs, load(path) as ours:
-        text = ours.create_completion(PROMPT, max_tokens=40, temperature=0)["choices"][0]["text"]
-        stop = next(c for c in text[8:] if c.isalnum() and c not in text[:8])
-        results = []
-        for llm in (theirs, ours):
-            chunks: Any = llm.create_completion(
-                PROMPT, max_tokens=40, temperature=0, stop=[stop], stream=True
-            )
-            pieces = [c["choices"][0] for c in chunks]
-            chat: Any = llm.create_chat_completion(messages, max_tokens=12, temperature=0)
-            results.append(
-                ("".join(p["text"] for p in pieces), pieces[-1]["finish_reason"], chat["choices"])
-            )
-        assert results[0] == results[1]
-        assert results[0][1] == "stop"
-        assert stop not in results[0][0]
-
-
-def test_grammar_and_logits_processor(dial: Dial) -> None:
-    path = dial("tiny")
-    grammar = LlamaGrammar.from_string('root ::= [a-c]+ "!"', verbose=False)
+def test_logits_processor_and_stopping_criteria(dial: Dial) -> None:
     seen: list[int] = []
 
     def processor(ids: Any, logits: Any) -> Any:
         seen.append(len(ids))
         return logits
 
-    with plain(path) as theirs, load(path) as ours:
-        texts: list[Any] = [
-            llm.create_completion(PROMPT, max_tokens=8, temperature=0, grammar=grammar)
-            for llm in (theirs, ours)
-        ]
-        assert texts[0]["choices"] == texts[1]["choices"]
-        assert set(texts[0]["choices"][0]["text"]) <= set("abc!")
+    with load(dial("tiny")) as ours:
         want = take(ours, 20)
         ours.reset()
         got = take(ours, 20, logits_processor=llama_cpp.LogitsProcessorList([processor]))
@@ -178,30 +136,14 @@ def test_prefixes_are_reused_without_stale_state(dial: Dial) -> None:
         assert take(llm, 10, follow) == second
 
 
-def test_the_same_prompt_twice_and_reset_false(dial: Dial) -> None:
-    path = dial("tiny")
-    with load(path) as llm:
-        want = take(llm, 12)
-        assert take(llm, 12) == want
-        llm.reset()
-        assert (llm.n_tokens, llm.session.length()) == (0, 0)
-        llm.eval(PROMPT[:10])
-        llm.eval(PROMPT[10:])
-        assert take(llm, 12, [], reset=False) == want
-
-
 def test_a_known_prompt_is_not_sampled_from_other_logits(dial: Dial) -> None:
-    """After a cycle, and after a reset, the logits are of another token."""
+    """After a cycle the logits are of another token."""
     with load(dial("tiny")) as llm:
         text = [*PROMPT, *take(llm, 30)]
         for n in range(1, 8):  # between drafts, too
             take(llm, n)
             known = llm.input_ids[: llm.n_tokens].tolist()
             assert take(llm, 1, known) == [text[len(known)]]
-        llm.eval([3])
-        llm.reset()
-        with pytest.raises(NativeError, match="prompt: expected at least one token, found none"):
-            take(llm, 1, [])
 
 
 def test_a_prompt_that_fails_leaves_no_logits(dial: Dial) -> None:
@@ -232,9 +174,7 @@ def test_a_reader_can_force_tokens(dial: Dial) -> None:
 def test_states_are_saved_and_loaded(dial: Dial) -> None:
     path = dial("tiny")
     with load(path) as llm:
-        stream = llm.generate(PROMPT, temp=0.0)
-        text = list(itertools.islice(stream, 9))
-        stream.close()
+        text = take(llm, 9)
         state = llm.save_state()
         after = take(llm, 12, [*PROMPT, *text])
         take(llm, 5, PROMPT[::-1])
@@ -250,11 +190,6 @@ def test_states_are_saved_and_loaded(dial: Dial) -> None:
     with load(path) as other:
         other.load_state(state)
         assert take(other, 12, [*PROMPT, *text]) == after
-        cache = LlamaRAMCache()
-        other.set_cache(cache)
-        a = other.create_completion(PROMPT, max_tokens=8, temperature=0)
-        b = other.create_completion(PROMPT, max_tokens=8, temperature=0)
-        assert a["choices"] == b["choices"]
 
 
 def test_the_state_of_a_text_that_was_shortened(dial: Dial) -> None:
@@ -299,29 +234,6 @@ def test_what_fails_within_a_cycle_is_said(dial: Dial, monkeypatch: pytest.Monke
         monkeypatch.setattr(session, "row", fails)
         with pytest.raises(NativeError, match="the device is gone"):
             llm.create_completion(PROMPT, logit_bias={1: 1.0}, max_tokens=4)
-
-
-def test_nothing_is_sampled_from_the_logits_of_another_text(dial: Dial) -> None:
-    """A loaded state has no logits; those of what ran before it would be of another text."""
-    with load(dial("tiny")) as llm:
-        llm.eval(PROMPT)
-        expected = llm.sample(temp=0.0)
-        state = llm.save_state()
-        assert llm.sample(temp=0.0) == expected  # saving takes nothing away
-        leave: list[Callable[[], object]] = [
-            lambda: llm.load_state(state),
-            llm.reset,
-            lambda: take(llm, 3, PROMPT),
-        ]
-        for without_logits in leave:
-            llm.eval([7, 8, 9])
-            without_logits()
-            with pytest.raises(NativeError, match="sample: expected the logits of the last token"):
-                llm.sample(temp=0.0)
-        llm.load_state(state)
-        llm.n_tokens -= 1
-        llm.eval(PROMPT[-1:])
-        assert llm.sample(temp=0.0) == expected
 
 
 def test_drafts_after_a_loaded_state_are_the_same_as_before(models: Models) -> None:
@@ -412,8 +324,7 @@ def test_the_checkpoints_of_several_prompts(dial: Dial) -> None:
     When there are too many, the one that follows another most closely is dropped, never the newest.
     """
     path = dial("tiny")
-    numbers = np.random.PCG64(9).random_raw(3000) % np.uint64(120)
-    text = [int(t) for t in numbers]
+    text = random_tokens(3000, 9, 120)
     with load(path, n_ctx=4096, n_threads=1) as llm:
         for end in (600, 900, 1500, 1800):
             take(llm, 2, text[:end])
@@ -450,15 +361,9 @@ def test_a_full_context_ends_as_llama_cpp_does(dial: Dial) -> None:
         assert take(ours, 3) == take(ours, 3)
 
 
-def test_depth_zero_the_variable_and_models_without_a_head(
+def test_the_variable_turns_drafts_off(
     models: Models, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without = models.gguf("dense-no-mtp", "Q4_K_M", "F16")
-    with pytest.raises(HeadMissingError, match=r"has no MTP head .* graft"):
-        load(without)
-    with load(without, depth=0) as llm, plain(without) as theirs:
-        assert take(llm, 10) == take(theirs, 10)
-        assert llm.head is None
     with load(dial("tiny"), depth=0) as llm:
         want = take(llm, 10)
         assert llm.mtp_stats.drafted == ()
@@ -466,7 +371,7 @@ def test_depth_zero_the_variable_and_models_without_a_head(
     with load(dial("tiny"), depth=3) as llm:
         assert take(llm, 10) == want
         assert (llm.depth, llm.head) == (0, None)
-    with load(without) as llm:
+    with load(models.gguf("dense-no-mtp", "Q4_K_M", "F16")) as llm:
         assert llm.depth == 0
 
 
@@ -508,16 +413,10 @@ def test_layouts_that_stock_llama_cpp_cannot_load(models: Models, layout: str) -
         with load(trunk, depth=0) as plain_llm, load(head) as llm:
             assert take(llm, 12) == take(plain_llm, 12)
         return
-    said = "only an MTP head" if layout == "sidecar" else "stored as a table, .*`mtp-gguf info`"
-    with pytest.raises(ModelRefusedError, match=said):
-        load(head)
-
-
-def test_a_head_without_a_trunk_is_rejected(models: Models) -> None:
-    """llama.cpp would load it and crash."""
-    head = models.gguf("dense-tied", "Q4_K_M", "F16", choice=HeadChoice.ALONE)
-    for depth in (0, 2):
-        with pytest.raises(ModelRefusedError, match="expected a model, found only an MTP head"):
+    alone = "expected a model, found only an MTP head"  # at depth 0 llama.cpp would crash
+    said = alone if layout == "sidecar" else "stored as a table, .*`mtp-gguf info`"
+    for depth in (0, 3):
+        with pytest.raises(ModelRefusedError, match=said):
             load(head, depth=depth)
 
 
@@ -606,39 +505,6 @@ def test_experts_that_are_on_the_cpu_anyway(dial: Dial, shape: str, why: str) ->
         assert len(notes) == 1
 
 
-@pytest.mark.filterwarnings("ignore:n_cpu_moe")
-def test_overrides_survive_pickling(dial: Dial) -> None:
-    """With everything on the CPU the text is the same."""
-    path, cycle = dial("tiny-moe"), dial.successors("tiny-moe")
-    with (
-        load(path, n_cpu_moe=1, tensor_overrides={"ffn_.*_exps": "CPU"}) as llm,
-        closing(pickle.loads(pickle.dumps(llm))) as again,
-    ):
-        for tokens in (take(llm, 12), take(again, 12)):
-            assert [cycle[t] for t in tokens[:-1]] == tokens[1:]
-        assert len(again._overrides) == 3
-
-
-def test_closing(dial: Dial) -> None:
-    llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1)
-    stream = llm.generate(PROMPT, temp=0.0)
-    next(stream)
-    llm.close()
-    with pytest.raises(NativeError, match="closed"):
-        list(itertools.islice(stream, 50))
-    for call in (lambda: take(llm, 1), lambda: llm.mtp_stats, llm.reset):
-        with pytest.raises(NativeError, match="closed"):
-            call()
-    llm.close()
-
-
-def test_with_closes(dial: Dial) -> None:
-    with MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1) as llm:
-        assert len(take(llm, 3)) == 3
-    with pytest.raises(NativeError, match="closed"):
-        take(llm, 1)
-
-
 def test_an_abandoned_model_is_freed(dial: Dial) -> None:
     llm = MTPLlama(str(dial("tiny")), n_ctx=64, n_threads=1, n_threads_batch=1)
     take(llm, 3)
@@ -700,17 +566,37 @@ def test_an_interrupt_leaves_the_model_usable(dial: Dial, monkeypatch: pytest.Mo
         assert take(llm, 20) == want
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_exceptions_of_logits_processors_propagate(dial: Dial, error: type[BaseException]) -> None:
+class InterruptedScores:
+    """Logits whose conversion, in llama_cpp's own Python code, is interrupted."""
+
+    def __init__(self, logits: Any) -> None:
+        self.logits = np.array(logits)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return self.logits
+
+
+def fail(_: Any) -> Any:
+    raise ValueError
+
+
+def interrupt(_: Any) -> Any:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [(fail, ValueError), (interrupt, KeyboardInterrupt), (InterruptedScores, KeyboardInterrupt)],
+)
+def test_exceptions_of_logits_processors_propagate(
+    dial: Dial, act: Callable[[Any], Any], error: type[BaseException]
+) -> None:
     """The processor is called from C; a signal during the call is a KeyboardInterrupt in it."""
     calls = itertools.count()
 
     def processor(_: Any, logits: Any) -> Any:
-        if next(calls) == 5:
-            if error is KeyboardInterrupt:
-                signal.raise_signal(signal.SIGINT)
-            raise error
-        return logits
+        return act(logits) if next(calls) == 5 else logits
 
     with load(dial("tiny")) as llm:
         want = take(llm, 12)
@@ -721,58 +607,30 @@ def test_exceptions_of_logits_processors_propagate(dial: Dial, error: type[BaseE
         assert take(llm, 12) == want
 
 
-def test_ctrl_c_around_a_logits_processor_propagates(dial: Dial) -> None:
-    """The interrupt arrives in llama_cpp's own Python code, which is called from C too."""
-    calls = itertools.count()
-
-    class Scores:
-        def __init__(self, logits: Any) -> None:
-            self.logits = np.array(logits)
-
-        def __array__(self, *_: Any, **__: Any) -> Any:
-            if next(calls) == 5:
-                signal.raise_signal(signal.SIGINT)
-            return self.logits
-
-    def processor(_: Any, logits: Any) -> Any:
-        return Scores(logits)
-
-    with load(dial("tiny")) as llm:
-        want = take(llm, 12)
-        llm.reset()
-        with pytest.raises(KeyboardInterrupt):
-            take(llm, 12, logits_processor=llama_cpp.LogitsProcessorList([processor]))
-        assert take(llm, 12) == want
-
-
+@pytest.mark.filterwarnings("ignore:n_cpu_moe")
 def test_pickles_like_llama_cpp(dial: Dial) -> None:
-    with load(dial("tiny"), depth=2, rollback="host") as llm:
-        want = take(llm, 5)
-        state = pickle.dumps(llm.__getstate__())
-    options = pickle.loads(state)
-    assert (options["depth"], options["rollback"]) == (2, "host")
-    with closing(MTPLlama(**options)) as llm:
-        assert take(llm, 5) == want
-
-
-@pytest.fixture
-def command() -> typer.Typer:
-    app = typer.Typer()
-    app.command()(generate_command)
-    return app
+    """With everything on the CPU overrides change no text."""
+    path, cycle = dial("tiny-moe"), dial.successors("tiny-moe")
+    options = {"rollback": "host", "n_cpu_moe": 1, "tensor_overrides": {"ffn_.*_exps": "CPU"}}
+    with (
+        load(path, depth=2, **options) as llm,
+        closing(pickle.loads(pickle.dumps(llm))) as again,
+    ):
+        state = again.__getstate__()
+        assert (state["depth"], state["rollback"], len(again._overrides)) == (2, "host", 3)
+        for tokens in (take(llm, 12), take(again, 12)):
+            assert [cycle[t] for t in tokens[:-1]] == tokens[1:]
 
 
 @pytest.mark.stock
-def test_the_command(dial: Dial, command: typer.Typer) -> None:
-    arguments = [str(dial("tiny")), "-p", "aha", "-n", "24", "--ctx", "128", "-t", "1"]
-    runner = CliRunner()
-    plain_run = runner.invoke(command, [*arguments, "--depth", "0"], catch_exceptions=False)
-    drafted = runner.invoke(command, [*arguments, "--stats"], catch_exceptions=False)
-    assert drafted.exit_code == plain_run.exit_code == 0
-    assert drafted.stdout == plain_run.stdout
+def test_the_command(dial: Dial) -> None:
+    words = ("generate", dial("tiny"), "-p", "aha", "-n", "24", "--ctx", "128", "-t", "1")
+    drafted = invoke(*words, "--stats")
+    assert drafted.exit_code == 0
+    assert drafted.stdout == invoke(*words, "--depth", "0").stdout
     assert "accepted by position: " in drafted.stderr
     assert "24 tokens in" in drafted.stderr
-    record = json.loads(runner.invoke(command, [*arguments, "--json"]).stdout)
+    record = json.loads(invoke(*words, "--json").stdout)
     assert record["text"] + "\n" == drafted.stdout
     assert record["cycles"] < 24
 

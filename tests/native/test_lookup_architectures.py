@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from mtp_gguf.native import MTPLlama
+from support.generation import load, take
 from support.tiny_llama import VOCABULARY, write_tiny_llama, write_tiny_mamba
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12] * 3
@@ -28,13 +26,11 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("rollback", ["snapshot", "checkpoint", "two-phase", "host"])
 def test_greedy_text_is_the_same(model: Path, rollback: str) -> None:
     """Rejected drafts leave cache or state: nothing later in the text depends on them."""
-    with closing(MTPLlama(str(model), depth=0, n_ctx=256, n_threads=1)) as llm:
-        prompt = list(islice(llm.generate(PROMPT, temp=0.0), TOKENS))  # repeats itself
-        expected = list(islice(llm.generate(prompt, temp=0.0), 80))
-        other = list(islice(llm.generate(prompt[:100], temp=0.0), 20))
-    with closing(
-        MTPLlama(str(model), lookup=True, rollback=rollback, n_ctx=256, n_threads=1)
-    ) as llm:
+    with load(model, depth=0) as llm:
+        prompt = take(llm, TOKENS, PROMPT)  # repeats itself
+        expected = take(llm, 80, prompt)
+        other = take(llm, 20, prompt[:100])
+    with load(model, lookup=True, rollback=rollback) as llm:
         session = llm.session
         for _ in range(10):  # as if learned long ago: all alike, so that every match is tried
             session.set_costs([10.0] * 16, [])
@@ -56,10 +52,6 @@ def test_prompts_of_one_token_and_full_contexts(model: Path) -> None:
     """A prompt of one repeated token, up to the last position of the context."""
     texts = []
     for lookup in (False, True):
-        depth = None if lookup else 0
-        with closing(
-            MTPLlama(str(model), depth=depth, lookup=lookup, n_ctx=256, n_threads=1)
-        ) as llm:
-            stream = llm.generate([VOCABULARY - 1] * 200, temp=0.0)
-            texts.append(list(islice(stream, llm.n_ctx() - 200)))
+        with load(model, depth=None if lookup else 0, lookup=lookup) as llm:
+            texts.append(take(llm, llm.n_ctx() - 200, [VOCABULARY - 1] * 200))
     assert texts[0] == texts[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -82,14 +81,3 @@ def test_log_probabilities(client: Any) -> None:
     assert echoed.text.startswith("aha aha")
     assert echoed.logprobs
     assert "".join(echoed.logprobs.tokens or []) == echoed.text
-
-
-def test_mistakes_are_the_clients(client: Any) -> None:
-    broken = json.loads(json.dumps(NAMED))
-    broken["function"] |= {"arguments": "{"}
-    calls: Any = [USER, {"role": "assistant", "content": None, "tool_calls": [broken]}]
-    for messages, place in (([], "messages"), (calls, "messages[1].tool_calls[0]")):
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(messages=messages, **GREEDY)
-        body: Any = caught.value.body
-        assert body["message"].startswith(place)

@@ -21,9 +21,7 @@ from support.held_out_loss import Floats
 from support.llama_libraries import FAST, STOCK, run_on, skip_where_stock_crashes
 from support.models import Models
 
-pytestmark = [
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone"),
-]
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="kernels for x86-64 alone")
 
 # A mean difference of no more standard errors, and tokens that move by no more than so many times
 # what they move by in stock libraries, where those read one token and where a window at a time.
@@ -71,23 +69,6 @@ def as_good(stock: Losses, other: Losses) -> bool:
     return True
 
 
-def check(models: Models, folder: Path, quant: str, windows: int, length: int) -> None:
-    path = models.gguf("demo", quant, "F16")
-    skip_where_stock_crashes(path)
-    stock = losses(STOCK, path, folder, windows, length)
-    patched = losses(FAST, path, folder, windows, length, kernels="")
-    plugged = losses(STOCK, path, folder, windows, length, kernels="")
-    for name, found in {"patched": patched, "plugged in": plugged}.items():
-        print(f"\n{quant}, {stock[1].size} tokens, stock and {name}:")
-        assert as_good(stock, found)
-        assert np.array_equal(found[1], found[4])
-
-
-@pytest.mark.thorough
-def test_the_loss_is_that_of_the_stock_libraries(models: Models, tmp_path: Path) -> None:
-    check(models, tmp_path, "Q4_K_M", 6, 256)
-
-
 @pytest.mark.slow
 def test_the_bounds_tell_fewer_bits_from_rounding(models: Models, tmp_path: Path) -> None:
     """On the same libraries: the bounds are near enough to see four bits in place of five."""
@@ -99,9 +80,25 @@ def test_the_bounds_tell_fewer_bits_from_rounding(models: Models, tmp_path: Path
     assert not as_good(five, four)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("quant", ["Q4_K_M", "Q8_0", "F16", "BF16"])
-def test_the_loss_on_a_long_text_is_that_of_the_stock_libraries(
-    models: Models, tmp_path: Path, quant: str
+@pytest.mark.parametrize(
+    ("quant", "windows", "length"),
+    [
+        pytest.param("Q4_K_M", 6, 256, marks=pytest.mark.thorough),
+        *(
+            pytest.param(quant, 40, 512, marks=pytest.mark.slow)
+            for quant in ("Q4_K_M", "Q8_0", "F16", "BF16")
+        ),
+    ],
+)
+def test_the_loss_is_that_of_the_stock_libraries(
+    models: Models, tmp_path: Path, quant: str, windows: int, length: int
 ) -> None:
-    check(models, tmp_path, quant, 40, 512)
+    path = models.gguf("demo", quant, "F16")
+    skip_where_stock_crashes(path)
+    stock = losses(STOCK, path, tmp_path, windows, length)
+    patched = losses(FAST, path, tmp_path, windows, length, kernels="")
+    plugged = losses(STOCK, path, tmp_path, windows, length, kernels="")
+    for name, found in {"patched": patched, "plugged in": plugged}.items():
+        print(f"\n{quant}, {stock[1].size} tokens, stock and {name}:")
+        assert as_good(stock, found)
+        assert np.array_equal(found[1], found[4])

@@ -10,7 +10,6 @@ import json
 import shutil
 import signal
 from contextlib import closing
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -19,28 +18,18 @@ import pytest
 
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.runtime import llama_cpp
-from support.checkpoints import TINY
+from support import generation
 from support.commands import check_refusal, invoke
-from support.conversions import converted
 from support.vision_models import (
     CHATS as NAMED_CHATS,
 )
-from support.vision_models import (
-    NARROW,
-    WIDE,
-    demo_with_tower,
-    picture,
-    png,
-    says,
-    write_vision_checkpoint,
-)
+from support.vision_models import NARROW, WIDE, demo_with_tower, picture, png, says
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
 ]
 
-SMALL = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 GREEDY: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0, "max_tokens": 40}
 DEPTHS: tuple[Any, ...] = (0, 1, 2, 3, 4, "auto")
 LEAST_ACCEPTED = 0.5  # of the first drafts; measured: 0.8
@@ -60,9 +49,8 @@ def handler(folder: Path) -> Any:
 
 
 def load(folder: Path, **options: Any) -> closing[MTPLlama]:
-    chat_handler = handler(folder)
-    options = {**SMALL, "chat_handler": chat_handler, **options}
-    return closing(MTPLlama(str(folder / "model.gguf"), **options))
+    options = {"n_ctx": 512, "chat_handler": handler(folder), **options}
+    return generation.load(folder / "model.gguf", **options)
 
 
 def answer(llm: llama_cpp.Llama, messages: Any, **options: Any) -> str:
@@ -73,8 +61,8 @@ def answer(llm: llama_cpp.Llama, messages: Any, **options: Any) -> str:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[str]:
     """The answers of llama_cpp.Llama itself."""
-    options: dict[str, Any] = {**SMALL, "chat_handler": handler(folder)}
-    with closing(llama_cpp.Llama(str(folder / "model.gguf"), **options)) as llm:
+    model = folder / "model.gguf"
+    with generation.plain(model, n_ctx=512, chat_handler=handler(folder)) as llm:
         return [answer(llm, chat) for chat in CHATS]
 
 
@@ -226,16 +214,6 @@ def test_a_context_full_of_a_picture(folder: Path) -> None:
 
         with pytest.raises(NativeError, match=r"has no room for 1 more tokens at position \d+$"):
             fill()
-
-
-def test_a_tower_of_another_model(folder: Path, tmp_path: Path) -> None:
-    tower = write_vision_checkpoint(tmp_path / "checkpoint", replace(TINY, mtp=False))
-    converted(tower, tmp_path / "mmproj.gguf", "--mmproj-only")
-    with (
-        load(folder, depth=2, chat_handler=handler(tmp_path)) as llm,
-        pytest.raises(ValueError, match="Failed to load mtmd context"),
-    ):
-        answer(llm, CHATS[0])
 
 
 def test_skipping_positions(folder: Path) -> None:

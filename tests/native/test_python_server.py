@@ -33,38 +33,27 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 USER: dict[str, Any] = {"role": "user", "content": PROMPT}
-# Requests that are the client's mistake; llama_cpp.Llama has 500 for them, or crashes.
-MISTAKES: list[tuple[str, dict[str, Any]]] = [
-    ("chat/completions", {"messages": []}),
-    ("chat/completions", {"messages": [{"content": "x"}]}),
-    ("chat/completions", {"messages": [USER], "tools": [{}]}),
-    ("chat/completions", {"messages": [USER], "response_format": {"type": "prose"}}),
-    (
-        "chat/completions",
-        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
-    ),
-    (
-        "chat/completions",
-        {
-            "messages": [USER],
-            "response_format": {"type": "json_object", "schema": {"type": "object", "not": {}}},
-        },
-    ),
-    (
-        "chat/completions",
-        {
-            "messages": [USER],
-            "tools": [TOOL],
-            "tool_choice": {"type": "function", "function": {"name": "g"}},
-        },
-    ),
-    ("completions", {"prompt": PROMPT, "grammar": "root ::= other"}),
-    ("completions", {"prompt": ""}),
-    ("chat/completions", {"messages": "hi"}),
-    ("chat/completions", {"messages": [USER], "temperature": "hot"}),
-    ("chat/completions", {"messages": [USER], "top_logprobs": 3}),
-    ("completions", {"prompt": PROMPT, "max_tokens": -5}),
-    ("completions", {"prompt": None}),
+CHAT = "chat/completions"
+BAD_CALL = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+BAD_SCHEMA = {"type": "json_object", "schema": {"type": "object", "not": {}}}
+UNKNOWN = {"type": "function", "function": {"name": "g"}}
+# Requests that are the client's mistake, and what the error begins with; llama_cpp.Llama has 500
+# for them, or crashes.
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": [{"content": "x"}]}, "messages[0]"),
+    (CHAT, {"messages": [USER], "tools": [{}]}, "tools[0]"),
+    (CHAT, {"messages": [USER], "response_format": {"type": "prose"}}, "response_format"),
+    (CHAT, {"messages": [USER, BAD_CALL]}, "messages[1].tool_calls[0].function.arguments"),
+    (CHAT, {"messages": [USER], "response_format": BAD_SCHEMA}, "the JSON schema at #"),
+    (CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": UNKNOWN}, "tool_choice"),
+    ("completions", {"prompt": PROMPT, "grammar": "root ::= other"}, "grammar"),
+    ("completions", {"prompt": ""}, "prompt"),
+    (CHAT, {"messages": "hi"}, "messages"),
+    (CHAT, {"messages": [USER], "temperature": "hot"}, "temperature"),
+    (CHAT, {"messages": [USER], "top_logprobs": 3}, "top_logprobs"),
+    ("completions", {"prompt": PROMPT, "max_tokens": -5}, "max_tokens"),
+    ("completions", {"prompt": None}, "prompt"),
 ]
 
 
@@ -103,7 +92,7 @@ def answers(path: Path, llama: type) -> dict[str, Any]:
             else:
                 out[name] = response.json()["choices"]
 
-        messages = [{"role": "user", "content": PROMPT}]
+        messages = [USER]
         post("completion", "completions", prompt=PROMPT)
         post("stream", "completions", prompt=PROMPT, stream=True)
         post("stop", "completions", prompt=PROMPT, stop=out["stream"][0][4:6])
@@ -122,7 +111,7 @@ def answers(path: Path, llama: type) -> dict[str, Any]:
         out["too long"] = bad.status_code, "context window" in bad.text
         post("after", "completions", prompt=PROMPT)
         if issubclass(llama, MTPLlama):
-            out["mistakes"] = [mistake(client.post(f"/v1/{r}", json=b)) for r, b in MISTAKES]
+            out["mistakes"] = [mistake(client.post(f"/v1/{r}", json=b)) for r, b, _ in MISTAKES]
             forced = {"messages": messages, "tools": [TOOL], "tool_choice": NAMED}
             post("forced", "chat/completions", **forced)
             post("after mistakes", "completions", prompt=PROMPT)
@@ -151,23 +140,9 @@ def test_clients_are_told_the_same(dial: Dial) -> None:
         assert got["logprobs"]["token_logprobs"] == pytest.approx(
             want["logprobs"]["token_logprobs"], abs=0.05
         )
-    invalid = "invalid_request_error"
-    assert ours["mistakes"] == [
-        (400, "messages", "messages", invalid),
-        (400, "messages", "messages[0]", invalid),
-        (400, "tools", "tools[0]", invalid),
-        (400, "response_format", "response_format", invalid),
-        (400, "messages", "messages[1].tool_calls[0].function.arguments", invalid),
-        (400, "response_format", "the JSON schema at #", invalid),
-        (400, "tool_choice", "tool_choice", invalid),
-        (400, "grammar", "grammar", invalid),
-        (400, "prompt", "prompt", invalid),
-        (400, "messages", "messages", invalid),
-        (400, "temperature", "temperature", invalid),
-        (400, "top_logprobs", "top_logprobs", invalid),
-        (400, "max_tokens", "max_tokens", invalid),
-        (400, "prompt", "prompt", invalid),
-    ]
+    for found, (*_, begins) in zip(ours["mistakes"], MISTAKES, strict=True):
+        param = "response_format" if "schema" in begins else begins.partition("[")[0]
+        assert found == (400, param, begins, "invalid_request_error")
     (call,) = ours["forced"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "f"
     check(call["function"]["arguments"], SCHEMA)

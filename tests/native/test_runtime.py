@@ -10,7 +10,6 @@ import subprocess
 import sys
 import sysconfig
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,17 @@ from mtp_gguf.native import runtime as module
 from mtp_gguf.native._bindings import library
 from mtp_gguf.native.runtime import VARIABLE
 from support.commands import check_refusal, invoke
-from support.llama_libraries import FAST, LIBRARIES, STOCK, has_kernels, patched_libraries
+from support.llama_libraries import (
+    FAST,
+    LIBRARIES,
+    STOCK,
+    has_kernels,
+    patched_libraries,
+    stock_libraries,
+)
 from support.models import Models
 
-_LLAMA_CPP = find_spec("llama_cpp")
-assert _LLAMA_CPP
-STOCK_FOLDER = Path(str(_LLAMA_CPP.origin)).parent / "lib"
+STOCK_FOLDER = stock_libraries()
 SAY = """
 import json, os, subprocess, sys
 from mtp_gguf.native.runtime import llama_cpp, runtime
@@ -306,14 +310,15 @@ MARKER = {
 }
 
 
+MADE_FROM = "build.json: expected what the libraries were made from"
+
+
 @pytest.mark.parametrize(
     ("marker", "removed", "expected"),
     [
         (MARKER, "", None),
-        (None, "", "build.json: expected what the libraries were made from"),
-        ("{", "", "build.json: expected what the libraries were made from"),
-        ("[]", "", "build.json: expected what the libraries were made from"),
-        ({"machine": "x"}, "", "build.json: expected what the libraries were made from"),
+        *((marker, "", MADE_FROM) for marker in (None, "{", "[]", {"machine": "x"})),
+        (MARKER, "fast", "no fast libraries"),
         ({**MARKER, "machine": "s390x"}, "", "found s390x"),
         ({**MARKER, "llama-cpp-python": "0.0.1"}, "", "expected llama-cpp-python 0.0.1, found"),
         (MARKER, "fast/llama", "libllama"),
@@ -335,6 +340,8 @@ def test_errors_name_the_next_step(
     if marker is not None:
         text = marker if isinstance(marker, str) else json.dumps(marker)
         (fast / "build.json").write_text(text)
+    if removed == "fast":
+        shutil.rmtree(fast)
     found = module._obstacle(fast, stock)
     if expected is None:
         assert found is None
@@ -346,12 +353,7 @@ def test_errors_name_the_next_step(
 
 @pytest.mark.parametrize(
     ("features", "expected"),
-    [
-        ("fpu avx avx2 avx512f vnni", "best"),
-        ("avx2 avx", "good"),
-        ("avx", ""),
-        ("", ""),
-    ],
+    [("fpu avx avx2 avx512f vnni", "best"), ("avx2 avx", "good"), ("avx", ""), ("", "")],
 )
 def test_portable_libraries_run_the_best_backend_for_the_cpu(
     tmp_path: Path, features: str, expected: str, monkeypatch: pytest.MonkeyPatch
@@ -419,10 +421,6 @@ def test_the_installed_package_knows_its_backends() -> None:
     assert (module.native_library("mtp").parent / "backends.txt").is_file()
 
 
-def test_no_fast_libraries(tmp_path: Path) -> None:
-    assert "no fast libraries" in (module._obstacle(tmp_path / "fast", STOCK_FOLDER) or "")
-
-
 # ------------------------------------------------------------ mtp-gguf info
 
 
@@ -446,9 +444,6 @@ def test_info_names_the_server_of_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_info_on_libraries_that_cannot_be_run() -> None:
-    kept = {**os.environ, VARIABLE: "/nowhere"}
     code = "from mtp_gguf.cli import main; import sys; sys.argv = ['mtp-gguf', 'info']; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=False
-    )
+    done = python(code, **{VARIABLE: "/nowhere"})
     check_refusal(done.returncode, done.stderr, "/nowhere", VARIABLE)

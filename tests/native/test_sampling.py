@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -10,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from mtp_gguf.cli.generate import generate as generate_command
 from mtp_gguf.gguf_tools.files.tensor_types import F32
-from mtp_gguf.native import MTPLlama, NativeError
+from mtp_gguf.native import NativeError
 from mtp_gguf.native.head import Head
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Session
 from support import places
 from support.checkpoints import SPECS
 from support.chi_square import far_off, one_sample, two_samples
+from support.commands import invoke
+from support.generation import load, take
 from support.gguf_files import Rewrite
 from support.llama_samplers import Chain
 from support.models import Dial, Models
@@ -76,6 +74,14 @@ def opened(path: Path, **options: Any) -> Iterator[tuple[Session, Trunk]]:
             yield session, trunk
 
 
+def sampled(session: Session, n: int) -> list[int]:
+    """The next n tokens."""
+    text = [session.sample()]
+    while len(text) < n:
+        text += session.step_sampled(text[-1])
+    return text[:n]
+
+
 def histogram(
     session: Session,
     draws: int,
@@ -126,15 +132,10 @@ def compare(
 
 
 @pytest.mark.sample(1)
+@pytest.mark.parametrize("draws", [600, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_the_distribution_is_that_of_llama_cpps_chain(dial: Dial, chain: Chain) -> None:
-    compare(dial, chain, 600)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
-def test_the_distribution_over_20000_draws(dial: Dial, chain: Chain) -> None:
-    compare(dial, chain, 20_000)
+def test_the_distribution_is_that_of_llama_cpps_chain(dial: Dial, chain: Chain, draws: int) -> None:
+    compare(dial, chain, draws)
 
 
 @pytest.mark.thorough
@@ -180,17 +181,14 @@ def test_a_value_beyond_its_range_means_what_it_does_in_llama_cpp(
             session.remove(0)
             session.decode(PROMPT)
             session.set_sampling(**chain.options(), seed=5)
-            text = [session.sample()]
-            while len(text) < 20:
-                text += session.step_sampled(text[-1])
-            texts.append(text[:20])
+            texts.append(sampled(session, 20))
         assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("few", [{"top_p": 0.0}, {"min_p": 1.5}, {"temperature": 1e-46}])
 def test_a_completion_keeps_at_least_one_token(dial: Dial, few: dict[str, float]) -> None:
     chain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **few}
-    with closing(MTPLlama(str(dial("tiny")), depth=2, n_ctx=64, n_threads=1)) as llm:
+    with load(dial("tiny"), depth=2, n_ctx=64) as llm:
         texts = [
             llm.create_completion(PROMPT, max_tokens=20, **options)["choices"]
             for options in (chain, {"temperature": 0.0})
@@ -240,10 +238,7 @@ def test_seeds_are_reproducible(dial: Dial) -> None:
             session.remove(0)
             session.decode(PROMPT)
             session.set_sampling(40.0, seed=seed)
-            text = [session.sample()]
-            while len(text) < 30:
-                text += session.step_sampled(text[-1])
-            texts.append(text)
+            texts.append(sampled(session, 30))
         assert texts[0] == texts[1] != texts[2]
 
 
@@ -282,12 +277,9 @@ def test_arguments_are_checked(dial: Dial) -> None:
 def test_generate_chooses_rejection_where_the_distribution_is_known(dial: Dial) -> None:
     """By equality a hot sampler seldom meets the likeliest token; by rejection drafts are drawn."""
     options = {"max_tokens": 60, "temperature": 6.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0}
-    path = str(dial("tiny", hit=1.0))
     shares = {}
     for rejection in (True, False):
-        with closing(
-            MTPLlama(path, depth=2, n_ctx=256, n_threads=1, n_threads_batch=1, rejection=rejection)
-        ) as llm:
+        with load(dial("tiny", hit=1.0), depth=2, rejection=rejection) as llm:
             texts = [llm.create_completion(PROMPT, seed=3, **options) for _ in range(2)]
             assert texts[0]["choices"] == texts[1]["choices"]
             shares[rejection] = llm.mtp_stats.acceptance[0]
@@ -298,8 +290,7 @@ def test_generate_chooses_rejection_where_the_distribution_is_known(dial: Dial) 
 def test_seed_minus_one_is_random_as_in_llama_cpp(dial: Dial, depth: int | str) -> None:
     """By rejection, by equality, and where no seed was given; other seeds repeat their text."""
     hot = {"temperature": 6.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "max_tokens": 30}
-    options = {"depth": depth, "n_ctx": 128, "n_threads": 1, "n_threads_batch": 1}
-    with closing(MTPLlama(str(dial("tiny")), seed=-1, **options)) as llm:
+    with load(dial("tiny"), seed=-1, depth=depth, n_ctx=128) as llm:
 
         def text(**settings: Any) -> str:
             llm.reset()
@@ -308,7 +299,7 @@ def test_seed_minus_one_is_random_as_in_llama_cpp(dial: Dial, depth: int | str) 
 
         def tokens() -> tuple[int, ...]:
             chain = {"temp": 6.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0}
-            return tuple(itertools.islice(llm.generate(PROMPT, **chain), 30))
+            return tuple(take(llm, 30, PROMPT, **chain))
 
         assert len({tokens() for _ in range(4)}) == 4
         for settings in ({}, {"presence_penalty": 0.1}):  # the second by equality
@@ -319,14 +310,11 @@ def test_seed_minus_one_is_random_as_in_llama_cpp(dial: Dial, depth: int | str) 
 
 
 def test_the_command_takes_a_random_seed(dial: Dial) -> None:
-    app = typer.Typer()
-    app.command()(generate_command)
-    words = [str(dial("tiny", gain=GAIN)), "-p", "aha", "-n", "30", "-c", "128", "-t", "1"]
-    words += ["--temp", "1", "--depth", "2", "--no-profile"]
+    words = ("generate", dial("tiny", gain=GAIN), "-p", "aha", "-n", "30", "-c", "128", "-t", "1")
 
     def text(seed: int) -> str:
-        done = CliRunner().invoke(app, [*words, "--seed", str(seed)], catch_exceptions=False)
-        assert done.exit_code == 0
+        done = invoke(*words, "--temp", "1", "--depth", "2", "--no-profile", "--seed", seed)
+        assert done.exit_code == 0, done.stderr
         return done.stdout
 
     assert len({text(-1) for _ in range(3)}) == 3

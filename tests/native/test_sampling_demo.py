@@ -9,7 +9,6 @@ differ. Nothing here depends on what the model has learnt, but that its head is 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +17,7 @@ import pytest
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 from support.chi_square import LEAST_EXPECTED, far_off, one_sample
+from support.generation import load
 from support.llama_samplers import Chain
 from support.models import Models
 
@@ -34,14 +34,12 @@ CHAINS = {
     "0.7 min-p": Chain(0.7, min_p=0.05),
     "1.0 min-p": Chain(1.0, min_p=0.05),
 }
-EVERYDAY = ("0.7 min-p", "1.0 top-p")
 
 
 @pytest.fixture(scope="module")
 def llm(models: Models) -> Iterator[MTPLlama]:
     path = models.gguf("demo", "Q4_K_M", "F16")
-    options = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1}
-    with closing(MTPLlama(str(path), depth=NEXT, exact=True, **options)) as llm:
+    with load(path, depth=NEXT, exact=True) as llm:
         yield llm
 
 
@@ -83,8 +81,17 @@ def drawn(llm: MTPLlama, prompt: list[int], draws: int) -> Counter[tuple[int, ..
     return seen
 
 
-def compare(llm: MTPLlama, chain: Chain, draws: int) -> None:
-    prompt = llm.tokenize(PROMPT.encode(), add_bos=False)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("name", "draws"),
+    [
+        ("0.7 min-p", 800),
+        ("1.0 top-p", 800),
+        *(pytest.param(name, 20_000, marks=pytest.mark.slow) for name in CHAINS),
+    ],
+)
+def test_three_tokens_follow_the_trunks_distribution(llm: MTPLlama, name: str, draws: int) -> None:
+    chain, prompt = CHAINS[name], llm.tokenize(PROMPT.encode(), add_bos=False)
     want = continuations(llm, chain, prompt, LEAST_EXPECTED / draws)
     llm.session.set_sampling(**chain.options(), seed=17)
     llm.session.reset_stats()
@@ -94,15 +101,3 @@ def compare(llm: MTPLlama, chain: Chain, draws: int) -> None:
     statistic, freedom = one_sample(seen, want)
     assert freedom > 10
     assert not far_off(statistic, freedom), (statistic, freedom)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", EVERYDAY)
-def test_three_tokens_follow_the_trunks_distribution(llm: MTPLlama, name: str) -> None:
-    compare(llm, CHAINS[name], 800)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHAINS)
-def test_three_tokens_over_20000_draws(llm: MTPLlama, name: str) -> None:
-    compare(llm, CHAINS[name], 20_000)

@@ -13,8 +13,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,20 @@ from mtp_gguf.native.sessions.session_file import (
     read_session,
     write_session,
 )
+from support import generation
+from support.generation import in_another_process, random_tokens, take
 from support.gguf_files import edited
 from support.models import Dial, Models
-from support.session_files import NUMBERS, SessionFile, parse_session, version_1, with_checksum
-from support.tiny_llama import write_tiny_llama
+from support.session_files import (
+    NUMBERS,
+    SessionFile,
+    parse_session,
+    version_1,
+    with_checksum,
+    write_twin,
+)
 
-PROMPT = [int(t) for t in np.random.PCG64(2).random_raw(20) % np.uint64(700)]
+PROMPT = random_tokens(20, 2)
 MORE = [5, 6, 7]
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temp": 0.0},
@@ -45,17 +54,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
-def load(path: Path, **options: Any) -> closing[MTPLlama]:
-    given = {"depth": 3, "n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "seed": 5, **options}
-    return closing(MTPLlama(str(path), **given))
-
-
-def take(llm: MTPLlama, n: int, prompt: list[int], **options: Any) -> list[int]:
-    stream = llm.generate(prompt, **{"temp": 0.0, **options})
-    try:
-        return list(itertools.islice(stream, n))
-    finally:
-        stream.close()
+load = partial(generation.load, depth=3, seed=5)
 
 
 def go_on(llm: MTPLlama, text: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
@@ -75,19 +74,12 @@ def go_on(llm: MTPLlama, text: list[int], sampling: dict[str, Any]) -> dict[str,
 CONTINUE = """
 import json, sys
 from pathlib import Path
-from test_session_file import go_on, load
+from native.test_session_file import go_on, load
 model, file, text, sampling, options = sys.argv[1:]
 with load(Path(model), **json.loads(options)) as llm:
     extra = llm.load_session(file)
     print(json.dumps([extra, go_on(llm, json.loads(text), json.loads(sampling))]))
 """
-
-
-def in_another_process(program: str, *arguments: object) -> Any:
-    tests = Path(__file__).parents[1]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tests, Path(__file__).parent]))}
-    words = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_a_head_that_is_damaged_leaves_a_session(models: Models, tmp_path: Path) -> None:
@@ -136,7 +128,7 @@ def test_another_process_goes_on(
             assert go_on(llm, text, SAMPLING[sampling])["tokens"] != want["tokens"]
 
 
-EARLIER = [int(t) for t in np.random.PCG64(3).random_raw(900) % np.uint64(700)]
+EARLIER = random_tokens(900, 3)
 
 
 def talk(llm: MTPLlama) -> dict[int, list[int]]:
@@ -242,8 +234,11 @@ def test_a_session_is_continued_with_the_same_overrides(dial: Dial, tmp_path: Pa
         assert llm.mtp_stats.prefilled <= 2
 
 
+Saved = tuple[Path, Path, list[int]]
+
+
 @pytest.fixture
-def saved(dial: Dial, tmp_path: Path) -> tuple[Path, Path, list[int]]:
+def saved(dial: Dial, tmp_path: Path) -> Saved:
     """A model, the file of a session with it, and the text of that session."""
     path, file = dial("tiny"), tmp_path / "a.session"
     with load(path) as llm:
@@ -252,14 +247,9 @@ def saved(dial: Dial, tmp_path: Path) -> tuple[Path, Path, list[int]]:
         return path, file, llm.input_ids[: llm.n_tokens].tolist() + text[-1:]
 
 
-def test_a_misfit_is_refused_by_its_field(
-    saved: tuple[Path, Path, list[int]], dial: Dial, tmp_path: Path
-) -> None:
+def test_a_misfit_is_refused_by_its_field(saved: Saved, dial: Dial, tmp_path: Path) -> None:
     path, file, text = saved
-    twin = tmp_path / "twin.gguf"
-    data = path.read_bytes()
-    quarter = len(data) // 4  # other weights of the same shape and size
-    twin.write_bytes(data[:-quarter] + bytes(byte ^ 1 for byte in data[-quarter:]))
+    twin = write_twin(path, tmp_path / "twin.gguf")
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (dial("tiny-3v"), {}, "name: expected .*3v.*, found "),
         (dial("tiny", quant="Q8_0"), {}, "model: expected "),
@@ -286,7 +276,7 @@ def test_a_misfit_is_refused_by_its_field(
         assert llm.mtp_stats.prefilled == 1
 
 
-def test_a_text_longer_than_the_context(saved: tuple[Path, Path, list[int]]) -> None:
+def test_a_text_longer_than_the_context(saved: Saved) -> None:
     path, file, _ = saved
     large = file.with_name("large.session")
     with load(path, n_ctx=512) as llm:
@@ -334,9 +324,7 @@ def refused(llm: MTPLlama, path: Path) -> str:
 
 
 @pytest.mark.parametrize("count", [350, pytest.param(3000, marks=pytest.mark.slow)])
-def test_damaged_files_are_refused(
-    saved: tuple[Path, Path, list[int]], tmp_path: Path, count: int
-) -> None:
+def test_damaged_files_are_refused(saved: Saved, tmp_path: Path, count: int) -> None:
     path, file, text = saved
     data = file.read_bytes()
     sections = read_header(file).sections
@@ -446,7 +434,7 @@ def deep(levels: int) -> bytes:
     return b"[" * levels + b"]" * levels
 
 
-def test_forged_headers_are_refused(saved: tuple[Path, Path, list[int]], tmp_path: Path) -> None:
+def test_forged_headers_are_refused(saved: Saved, tmp_path: Path) -> None:
     path, file, _ = saved
     data = file.read_bytes()
     whole = parse_session(data)
@@ -556,9 +544,7 @@ def test_a_section_that_memory_cannot_hold(tmp_path: Path, monkeypatch: pytest.M
         read_session(path)
 
 
-def test_valid_checksums_of_wrong_contents(
-    saved: tuple[Path, Path, list[int]], tmp_path: Path
-) -> None:
+def test_valid_checksums_of_wrong_contents(saved: Saved, tmp_path: Path) -> None:
     """The tokens and the checkpoint are checked as well, whatever the checksums say."""
     path, file, _ = saved
     found = read_session(file)
@@ -650,27 +636,3 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
     assert read_session(path).checkpoint.tobytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_model_without_recurrent_state(tmp_path: Path) -> None:
-    """Its session can be cut: a prompt that shares a part of the text is read from there."""
-    model, file = write_tiny_llama(tmp_path / "llama.gguf"), tmp_path / "a.session"
-    prompt = [t % 128 for t in PROMPT]
-    with load(model, depth=0) as llm:
-        want = take(llm, 9, prompt)
-        llm.save_session(file)
-    with load(model, depth=0) as llm:
-        llm.load_session(file)
-        llm.session.reset_stats()
-        assert take(llm, 1, [*prompt, *want[:-1]]) == want[-1:]  # the logits are not in the file
-        assert llm.mtp_stats.prefilled == 1
-        llm.session.reset_stats()
-        assert take(llm, 9, prompt) == want
-        assert llm.mtp_stats.prefilled == 1
-
-
-def test_alignment_and_sizes(saved: tuple[Path, Path, list[int]]) -> None:
-    header = read_header(saved[1])
-    assert header.n_tokens == len(saved[2]) - 1
-    assert all(s.offset % 64 == 0 for s in header.sections)
-    assert header.nbytes == saved[1].stat().st_size

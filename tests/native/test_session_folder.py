@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -14,7 +13,8 @@ import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,13 @@ from mtp_gguf.gguf_tools.errors import OutputError
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.sessions.session_file import read_header, read_session, write_session
 from mtp_gguf.native.sessions.session_folder import SessionFolder, shared_length
+from support import generation
+from support.generation import TESTS, in_another_process, random_tokens, take
 from support.models import Dial, Models
 from support.tiny_llama import write_tiny_llama
 
-
-def text(seed: int, n: int = 300) -> list[int]:
-    return [int(t) for t in np.random.PCG64(seed).random_raw(n) % np.uint64(120)]
-
-
-A, B = text(1), text(2)
-OPTIONS: dict[str, Any] = {"n_ctx": 1024}
-
-
-def load(path: Path, **options: Any) -> closing[MTPLlama]:
-    given = {"depth": 3, "n_threads": 1, "n_threads_batch": 1, "seed": 5, **options}
-    return closing(MTPLlama(str(path), **given))
-
-
-def take(llm: MTPLlama, n: int, prompt: list[int]) -> list[int]:
-    with closing(llm.generate(prompt, temp=0.0)) as stream:
-        return list(itertools.islice(stream, n))
+A, B = random_tokens(300, 1, 120), random_tokens(300, 2, 120)
+load = partial(generation.load, depth=3, n_ctx=1024, seed=5)
 
 
 def answer(llm: MTPLlama, prompt: list[int], n: int = 8) -> tuple[list[int], int]:
@@ -61,12 +48,12 @@ def files(folder: Path) -> list[Path]:
 def test_conversations_are_read_once(dial: Dial, tmp_path: Path) -> None:
     """Two of them alternate in one context, and go on in the next process."""
     path, folder = dial("tiny"), tmp_path / "new" / "sessions"
-    with load(path, **OPTIONS) as llm:
+    with load(path) as llm:
         first = [*A, *answer(llm, A)[0], 5, 6]
         want = {"A": answer(llm, first)[0]}
         second = [*B, *answer(llm, B)[0], 7]
         want["B"] = answer(llm, second)[0]
-    with load(path, session_dir=folder, **OPTIONS) as llm:
+    with load(path, session_dir=folder) as llm:
         answer(llm, A)
         assert not files(folder)
         answer(llm, B)
@@ -76,14 +63,14 @@ def test_conversations_are_read_once(dial: Dial, tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o77 == 0
     for file in files(folder):
         os.utime(file, (1, 1))
-    with load(path, session_dir=folder, **OPTIONS) as llm:
+    with load(path, session_dir=folder) as llm:
         assert answer(llm, second) == (want["B"], 2)
         assert sum(file.stat().st_mtime > 1 for file in files(folder)) == 1
         assert answer(llm, [*first, *want["A"], 1])[1] <= 2
         before = len(files(folder))
     assert len(files(folder)) > before
     before = len(files(folder))
-    with load(path, session_dir=folder, **OPTIONS) as llm:
+    with load(path, session_dir=folder) as llm:
         answer(llm, A[:200])
     assert len(files(folder)) == before
     for file in files(folder):
@@ -93,11 +80,11 @@ def test_conversations_are_read_once(dial: Dial, tmp_path: Path) -> None:
 def test_a_recurrent_model_goes_on_from_the_end_of_its_prompt(dial: Dial, tmp_path: Path) -> None:
     """The next prompt leaves out a part of the answer, so the end of the session is of no use."""
     path = dial("tiny")
-    long, other = text(3, 400), [9, *text(3, 399)]
+    long, other = random_tokens(400, 3, 120), [9, *random_tokens(399, 3, 120)]
     follow = [*long, 1, 2, 3]
-    with load(path, **OPTIONS) as llm:
+    with load(path) as llm:
         want = answer(llm, follow)[0]
-    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+    with load(path, session_dir=tmp_path) as llm:
         answer(llm, long)
         answer(llm, other)
         (file,) = files(tmp_path)
@@ -111,11 +98,11 @@ def test_a_recurrent_model_goes_on_from_the_end_of_its_prompt(dial: Dial, tmp_pa
 
 def test_a_prompt_that_shares_more_than_the_checkpoint(dial: Dial, tmp_path: Path) -> None:
     """After the long answer is written, the model goes on from the checkpoint."""
-    path, long = dial("tiny"), text(6, 400)
+    path, long = dial("tiny"), random_tokens(400, 6, 120)
     follow = [*long[:380], 9, 8, 7]
-    with load(path, **OPTIONS) as llm:
+    with load(path) as llm:
         want = answer(llm, follow)[0]
-    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+    with load(path, session_dir=tmp_path) as llm:
         answer(llm, long, 300)
         assert answer(llm, follow) == (want, len(follow) - (400 - 64))
 
@@ -125,10 +112,10 @@ def test_other_models_use_any_shared_beginning(
 ) -> None:
     """A longer session takes the place of the shorter one that it continues."""
     path, folder = write_tiny_llama(tmp_path / "llama.gguf"), tmp_path / "sessions"
-    with load(path, depth=0, n_ctx=1024) as llm:
+    with load(path, depth=0) as llm:
         long = [*A, *answer(llm, A)[0], *B]
         want = answer(llm, [*long[:450], 1, 2])[0]
-    options: dict[str, Any] = {"depth": 0, "n_ctx": 1024, "session_dir": folder}
+    options: dict[str, Any] = {"depth": 0, "session_dir": folder}
     for prompt in (A, long):
         with load(path, **options) as llm:
             answer(llm, prompt)
@@ -152,7 +139,7 @@ def test_damaged_foreign_and_vanishing_files(
     dial: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = dial("tiny")
-    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+    with load(path, session_dir=tmp_path) as llm:
         prompt = [*A, *answer(llm, A)[0], 5]
     (good,) = files(tmp_path)
     data = good.read_bytes()
@@ -161,11 +148,11 @@ def test_damaged_foreign_and_vanishing_files(
         (tmp_path / f"{name}.session").write_bytes(contents)
     (tmp_path / "e.session").mkdir()
     (tmp_path / "f.session").symlink_to(tmp_path / "none")
-    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+    with load(path, session_dir=tmp_path) as llm:
         assert answer(llm, prompt)[1] == len(prompt)
     shutil.copy(good, tmp_path / "other.session")
     (tmp_path / "other.session").write_bytes(data)
-    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+    with load(path, session_dir=tmp_path) as llm:
         assert answer(llm, prompt)[1] <= 2  # the next best one
     really_find = SessionFolder.find
     offered: list[Any] = []
@@ -179,7 +166,7 @@ def test_damaged_foreign_and_vanishing_files(
         return found
 
     monkeypatch.setattr(SessionFolder, "find", find)
-    with load(path, session_dir=tmp_path, **OPTIONS) as llm:
+    with load(path, session_dir=tmp_path) as llm:
         assert answer(llm, prompt)[1] == len(prompt)
         assert offered
         shutil.rmtree(tmp_path)
@@ -193,12 +180,12 @@ def test_damaged_foreign_and_vanishing_files(
 def test_sessions_of_other_models_are_not_offered(
     dial: Dial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with load(dial("tiny"), session_dir=tmp_path, **OPTIONS) as llm:
+    with load(dial("tiny"), session_dir=tmp_path) as llm:
         prompt = [*A, *answer(llm, A)[0], 5]
     with load(dial("tiny"), session_dir=tmp_path, n_ctx=512) as llm:
         assert answer(llm, prompt)[1] <= 2
     monkeypatch.setattr(MTPLlama, "load_session", None)
-    with load(dial("tiny"), session_dir=tmp_path, type_k=8, **OPTIONS) as llm:
+    with load(dial("tiny"), session_dir=tmp_path, type_k=8) as llm:
         assert answer(llm, prompt)[1] == len(prompt)
     with pytest.raises(NativeError, match="session_dir: expected logits_all=False"):
         load(dial("tiny"), session_dir=tmp_path, logits_all=True)
@@ -279,17 +266,14 @@ def test_the_longest_is_found(tmp_path: Path) -> None:
 
 AT_EXIT = """
 import sys
-from test_session_folder import A, MTPLlama, take
+from native.test_session_folder import A, MTPLlama, take
 llm = MTPLlama(sys.argv[1], depth=3, n_ctx=1024, n_threads=1, seed=5, session_dir=sys.argv[2])
 take(llm, 8, A)
 """
 
 
 def test_the_end_of_python_closes_the_folder(dial: Dial, tmp_path: Path) -> None:
-    tests = Path(__file__).parents[1]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tests, Path(__file__).parent]))}
-    words = [sys.executable, "-c", AT_EXIT, str(dial("tiny")), str(tmp_path)]
-    done = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=120)
+    done = in_another_process(AT_EXIT, dial("tiny"), tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(files(tmp_path)) == 1
 
@@ -297,11 +281,11 @@ def test_the_end_of_python_closes_the_folder(dial: Dial, tmp_path: Path) -> None
 CLIENT = """
 import json, random, sys
 from pathlib import Path
-from test_session_folder import answer, load
+from native.test_session_folder import answer, load
 model, folder, size, seed, asked, stop = sys.argv[1:]
 conversations, rng = json.loads(Path(asked).read_text()), random.Random(seed)
 turns = [0] * len(conversations)
-with load(model, n_ctx=1024, session_dir=folder, session_size=int(size)) as llm:
+with load(model, session_dir=folder, session_size=int(size)) as llm:
     print("ready", flush=True)
     while not Path(stop).exists():
         number = rng.randrange(len(turns))
@@ -315,7 +299,7 @@ Turns = list[tuple[list[int], list[int]]]
 
 def turns_of(llm: MTPLlama, seed: int) -> Turns:
     """The prompts of a conversation, and what follows each."""
-    prompt, turns = text(seed), []
+    prompt, turns = random_tokens(300, seed, 120), []
     for turn in range(3):
         tokens = take(llm, 8, prompt)
         turns.append((prompt, tokens))
@@ -328,14 +312,12 @@ def clients(model: Path, scratch: Path, folder: Path, size: int, talks: list[Tur
     """Starts processes that continue random conversations, until the block ends."""
     asked, stop = scratch / "asked.json", scratch / "stop"
     asked.write_text(json.dumps(talks))
-    tests = Path(__file__).parents[1]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [tests, Path(__file__).parent]))}
     started: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
         words = map(str, (model, folder, size, len(started), asked, stop))
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen([sys.executable, "-c", CLIENT, *words], env=env, **pipes))
+        started.append(subprocess.Popen([sys.executable, "-c", CLIENT, *words], cwd=TESTS, **pipes))
         return started[-1]
 
     try:
@@ -367,7 +349,7 @@ def test_processes_that_are_killed_share_a_folder(
 ) -> None:
     """Each answer is right, and the folder, which has room for a third, within its size."""
     path, rng = models.gguf(), random.Random(2)
-    with load(path, n_ctx=1024) as llm:
+    with load(path) as llm:
         talks = [turns_of(llm, seed) for seed in range(n_talks)]
         llm.save_session(tmp_path / "one")
     folder = SessionFolder(tmp_path / "folder", n_talks * (tmp_path / "one").stat().st_size // 3)
@@ -392,7 +374,7 @@ def test_processes_that_are_killed_share_a_folder(
 def test_nothing_is_lost_that_fits(models: Models, tmp_path: Path, n_talks: int) -> None:
     """After several processes have ended, each conversation goes on where it ended."""
     path, folder = models.gguf(), tmp_path / "folder"
-    with load(path, n_ctx=1024) as llm:
+    with load(path) as llm:
         talks = [turns_of(llm, seed) for seed in range(n_talks)]
     with clients(path, tmp_path, folder, 10**9, [turns[:1] * 3 for turns in talks]) as start:
         for child in [start(), start()]:
@@ -400,7 +382,7 @@ def test_nothing_is_lost_that_fits(models: Models, tmp_path: Path, n_talks: int)
         wait_until = time.monotonic() + 60
         while len(files(folder)) < n_talks and time.monotonic() < wait_until:
             time.sleep(0.1)
-    with load(path, n_ctx=1024, session_dir=folder) as llm:
+    with load(path, session_dir=folder) as llm:
         for turns in talks:
             prompt, want = turns[1]
             assert answer(llm, prompt) == (want, 2)  # the last token of the answer, and a new one
@@ -408,18 +390,17 @@ def test_nothing_is_lost_that_fits(models: Models, tmp_path: Path, n_talks: int)
 
 def test_why_a_prompt_was_read_again(dial: Dial, tmp_path: Path) -> None:
     """The sentence of each way to reuse a part of a prompt."""
-    folder, path = tmp_path / "sessions", str(dial("tiny"))
+    path = dial("tiny")
     prompt = [(7 * n) % 50 + 3 for n in range(400)]
-    options: dict[str, Any] = {"depth": 2, "n_ctx": 1024, "session_dir": folder, "verbose": False}
 
     def reuse(llm: MTPLlama, tokens: list[int]) -> tuple[int, str]:
-        list(itertools.islice(llm.generate(tokens, temp=0.0), 2))
+        take(llm, 2, tokens)
         found = llm.prompt_reuse
         assert found is not None
         assert found.tokens == len(tokens)
         return found.reused, found.why
 
-    with closing(MTPLlama(path, **options)) as llm:
+    with load(path, session_dir=tmp_path) as llm:
         assert llm.prompt_reuse is None
         assert reuse(llm, prompt) == (0, "nothing that is kept begins like it")
         kept = llm.n_tokens
@@ -429,10 +410,10 @@ def test_why_a_prompt_was_read_again(dial: Dial, tmp_path: Path) -> None:
         reused, why = reuse(llm, [*prompt[:390], 1, 2, 3])
         assert reused < 390
         assert why == (f"390 tokens are the same, but the model can only go on from token {reused}")
-    with closing(MTPLlama(path, **options)) as llm:
+    with load(path, session_dir=tmp_path) as llm:
         reused, why = reuse(llm, [*prompt, 1])
         assert reused > 0
-    with closing(MTPLlama(path, **options, type_k=8)) as llm:
+    with load(path, session_dir=tmp_path, type_k=8) as llm:
         reused, why = reuse(llm, [*prompt, 1])
         assert reused == 0
         assert re.match(r"a session has \d+ tokens of it: .*: type_k: expected 'Q8_0'", why)

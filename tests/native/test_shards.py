@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.files.format import open_gguf
-from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ModelRefusedError
 from mtp_gguf.native.head import Head as AnyHead
 from mtp_gguf.native.libraries.exact import sgemm_tensors
+from support.generation import load, take
 from support.gguf_files import Rewrite
 from support.models import Models
 
@@ -62,11 +61,10 @@ def test_a_head_of_its_own_finds_its_trunk_in_shards(models: Models, shards: lis
 
 
 def test_the_model_is_run_from_its_first_shard(models: Models, shards: list[Path]) -> None:
-    options = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "depth": 2}
     texts = []
     for path in (models.gguf(layout="ids"), shards[0]):
-        with MTPLlama(str(path), **options) as llm:
-            texts.append(llm.create_completion(TOKENS, max_tokens=8, temperature=0)["choices"])
+        with load(path, depth=2) as llm:
+            texts.append(take(llm, 8, TOKENS))
     assert texts[0] == texts[1]
 
 
@@ -75,12 +73,9 @@ def test_exact_looks_into_all_shards(models: Models, shards: list[Path]) -> None
     whole = models.gguf(layout="ids")
     assert sorted(sgemm_tensors(shards[0])) == sorted(sgemm_tensors(whole))
     texts, logits = [], []
-    options = {"n_ctx": 128, "n_threads": 1, "n_threads_batch": 1, "exact": True}
     for path, depth in ((whole, 0), (shards[0], 0), (shards[0], 3)):
-        with MTPLlama(str(path), depth=depth, logits_all=True, **options) as llm:
-            stream = llm.generate(TOKENS, temp=0.0)
-            texts.append(list(itertools.islice(stream, 24)))
-            stream.close()
+        with load(path, depth=depth, logits_all=True, exact=True) as llm:
+            texts.append(take(llm, 24, TOKENS))
             logits.append(llm.scores[: len(TOKENS) + 23].copy())
     assert texts[0] == texts[1] == texts[2]
     assert np.array_equal(logits[0], logits[1])

@@ -7,29 +7,25 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from llama_cpp.llama_cache import LlamaDiskCache, LlamaRAMCache
 
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import ContextFullError
+from support.generation import SMALL, random_tokens
 from support.models import Dial, Models
+from support.session_files import write_twin
 from support.tiny_llama import write_tiny_llama
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"temperature": 1.5, "top_k": 8, "top_p": 1.0, "min_p": 0.0, "seed": 7}
 
 
-def text(seed: int, n: int = 300) -> list[int]:
-    return [int(t) for t in np.random.PCG64(seed).random_raw(n) % np.uint64(120)]
-
-
-A, B = text(1), text(2)
+A, B = random_tokens(300, 1, 120), random_tokens(300, 2, 120)
 
 
 def load(path: Path, cache: Any = None, **options: Any) -> closing[MTPLlama]:
-    given = {"depth": 3, "n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "seed": 5, **options}
-    llm = MTPLlama(str(path), **given)
+    llm = MTPLlama(str(path), **{**SMALL, "depth": 3, "n_ctx": 1024, "seed": 5, **options})
     llm.set_cache(cache)
     return closing(llm)
 
@@ -60,12 +56,6 @@ def complete(
     return tokens, (did.drafted, did.accepted, did.cycles), did.prefilled
 
 
-def follow_up(path: Path, prompt: list[int], **options: Any) -> list[int]:
-    """A prompt, what follows it, and the next question."""
-    with load(path, **options) as llm:
-        return [*prompt, *complete(llm, prompt)[0], 5, 6]
-
-
 @pytest.mark.sample(5)
 @caches
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -89,17 +79,6 @@ def test_conversations_alternate(
         complete(llm, A, sampling)
         complete(llm, B, sampling)
         assert complete(llm, first, sampling) == want
-
-
-def test_another_process_goes_on(dial: Dial, tmp_path: Path) -> None:
-    path = dial("tiny")
-    with load(path) as llm:
-        first = [*A, *complete(llm, A)[0], 5, 6]
-        want = complete(llm, first)
-    with on_disk(tmp_path) as cache, load(path, cache) as llm:
-        complete(llm, A)
-    with on_disk(tmp_path) as cache, load(path, cache) as llm:
-        assert complete(llm, first) == want
 
 
 @caches
@@ -128,11 +107,10 @@ def test_other_models_and_settings_are_not_offered(
     kind: Callable[..., Any], dial: Dial, tmp_path: Path
 ) -> None:
     """They read the prompt, and the state stays for the model that it is of."""
-    path, twin = dial("tiny"), tmp_path / "twin.gguf"
-    data = path.read_bytes()
-    quarter = len(data) // 4  # other weights of the same shape and size
-    twin.write_bytes(data[:-quarter] + bytes(byte ^ 1 for byte in data[-quarter:]))
-    first = follow_up(path, A)
+    path = dial("tiny")
+    twin = write_twin(path, tmp_path / "twin.gguf")
+    with load(path) as llm:
+        first = [*A, *complete(llm, A)[0], 5, 6]
     others: list[tuple[Path, dict[str, Any]]] = [
         (twin, {}),
         (dial("tiny", quant="Q8_0"), {}),
@@ -158,14 +136,14 @@ def test_contexts_of_other_sizes(kind: Callable[..., Any], dial: Dial, tmp_path:
         first = [*A, *complete(llm, A)[0], 5, 6]
         want = complete(llm, first)
         state = llm.save_state()
-        long = complete(llm, [*first, *text(3, 500)])
+        long = complete(llm, [*first, *random_tokens(500, 3, 120)])
     for n_ctx in (512, 2048):
         with kind(tmp_path / str(n_ctx)) as cache:
             with load(path, cache, n_ctx=n_ctx) as llm:
                 complete(llm, A)
             with load(path, cache) as llm:
                 assert complete(llm, first) == want
-                assert complete(llm, [*first, *text(3, 500)])[0] == long[0]
+                assert complete(llm, [*first, *random_tokens(500, 3, 120)])[0] == long[0]
             with load(path, cache, n_ctx=512) as llm:
                 # The longer state has no room here; LlamaDiskCache takes out what it returns.
                 assert complete(llm, A)[2] == (64 if kind is in_memory else len(A))
@@ -178,7 +156,7 @@ def test_contexts_of_other_sizes(kind: Callable[..., Any], dial: Dial, tmp_path:
 
 def test_a_state_of_no_use_is_not_loaded(dial: Dial, tmp_path: Path) -> None:
     """A recurrent model cannot go back in it, but to the checkpoint of its own prompt."""
-    path, long = dial("tiny"), text(6, 400)
+    path, long = dial("tiny"), random_tokens(400, 6, 120)
     changed = [*long[:395], 9, 8, 7]
     with on_disk(tmp_path) as cache, load(path, cache) as llm:
         complete(llm, long)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +13,7 @@ from mtp_gguf.native.depth import DepthChooser, Outcome, plan_batch
 from mtp_gguf.native.head import SequenceTask
 from mtp_gguf.native.lookup_files import Corpus
 from mtp_gguf.native.suffix_index import SuffixIndex
+from support.generation import in_another_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,16 +23,6 @@ if TYPE_CHECKING:
     from support.models import Dial
 
     Calls = list[Callable[[], object]]
-
-
-def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
 
 
 SHARED = """
@@ -64,7 +53,7 @@ print(*refused)
 
 
 def test_threads_that_share_an_object_are_refused_and_crash_nothing() -> None:
-    done = run(SHARED)
+    done = in_another_process(SHARED)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() in ("", "the suffix index is in use by another thread")
 
@@ -177,7 +166,7 @@ works.wait()
 
 @pytest.mark.parametrize("work", ["generate", "evaluate"])
 def test_a_process_ends_while_a_daemon_thread_works(dial: Dial, work: str) -> None:
-    done = run(END, work, dial("tiny"))
+    done = in_another_process(END, work, dial("tiny"))
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -210,14 +199,10 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text() == want)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork() here")
 def test_a_model_in_a_fork_says_that_it_cannot_run_there(dial: Dial) -> None:
-    done = run(FORK, dial("tiny"))
+    done = in_another_process(FORK, dial("tiny"))
     *said, tokens, end = done.stdout.splitlines()
-    assert [line.split(":")[0] for line in said] == [
-        "the model",
-        "the session",
-        "the head",
-        "the model",
-    ]
+    subjects = ["the model", "the session", "the head", "the model"]
+    assert [line.split(":")[0] for line in said] == subjects
     assert all("found one in its fork, which lacks llama.cpp's threads; load" in x for x in said)
     assert tokens.startswith("[")
     assert (end, done.stderr) == ("0 True", "")

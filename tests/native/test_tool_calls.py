@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from llama_cpp.llama_grammar import LlamaGrammar
 
 from mtp_gguf.native import MessagesError, MTPLlama, NativeError
+from support.generation import load
 from support.models import DEMO, Models
 from support.tools import OPEN_PATH, SET_FLAGS, TEMPLATE
 
@@ -36,9 +36,7 @@ def model(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[0, 3], ids="depth-{}".format)
 def llm(model: Path, request: pytest.FixtureRequest) -> Iterator[MTPLlama]:
-    with closing(
-        MTPLlama(str(model), n_ctx=2048, n_threads=1, n_threads_batch=1, depth=request.param)
-    ) as llm:
+    with load(model, n_ctx=2048, depth=request.param) as llm:
         yield llm
 
 
@@ -206,9 +204,7 @@ def test_depth_changes_nothing(model: Path) -> None:
     """The same answers with and without drafts: calls, several calls, and after a budget."""
     seen = []
     for depth in (0, 3):
-        with closing(
-            MTPLlama(str(model), n_ctx=2048, n_threads=1, n_threads_batch=1, depth=depth)
-        ) as llm:
+        with load(model, n_ctx=2048, depth=depth) as llm:
             thinking: Any = {"chat_template": THINKING, "tools": None, "lift": False}
             found = [
                 ask(llm),

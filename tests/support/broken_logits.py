@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.runtime import llama_cpp
+from support.generation import load
 
 PROMPT = [3, 1, 4, 1, 5]
 TOKENS = 12
@@ -54,8 +55,7 @@ def main(models: dict[str, str], depths: list[Any]) -> dict[str, dict[str, Any]]
     for name, path in models.items():
         out[name] = {}
         for depth in depths:
-            options = {"depth": depth, "n_ctx": 128, "n_threads": 1, "n_threads_batch": 1}
-            with closing(MTPLlama(path, **options)) as llm:
+            with load(Path(path), depth=depth) as llm:
                 for chain, settings in CHAINS.items():
                     out[name][f"{depth} {chain}"] = end_of(llm, **settings)
                     llm.reset()

@@ -106,17 +106,13 @@ static int64_t size_of(void * tensor) {
     return (int64_t) f(tensor);
 }
 
-#define COUNT(what)             \
-    if (inside == 0) {          \
-        what;                   \
-    }                           \
-    ++inside;
-
 #define COUNT_IF(condition, what)        \
     if (inside == 0 && (condition)) {    \
         what;                            \
     }                                    \
     ++inside;
+
+#define COUNT(what) COUNT_IF(1, what)
 
 #define REAL_AS(result, f, name, parameters)          \
     static result (*f) parameters;                    \

@@ -96,22 +96,10 @@ COUNTS = (
 SIZES = (0, 1, 2, 3, 4, 8, 16, 31, 32, 33, 64, 96, 128, 256, 512, 1023, 1024, 1025, 2048)
 PATTERNS = (b"\xff", b"\0", b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\0\0\x80\xff", b"\xff\xff\x7f\x7f")
 TOKENS = (
-    "",
-    " ",
-    "a",
-    "aa",
-    "\n",
-    "<|im_end|>",
-    "\udcff",
-    "\0",
-    "Ġ",
-    "Ċ",
-    "<0x0A>",
-    "é",
-    "x" * 300,
+    *("", " ", "a", "aa", "\n", "<|im_end|>", "\udcff", "\0", "Ġ", "Ċ", "<0x0A>", "é", "x" * 300),
 )
+SWAPS = ((".weight", ".bias"), (".weight", ".scale"), ("blk.0", "blk.1"), ("blk.1", "blk.3"))
 SCALARS = tuple(kind for kind in ValueType if kind is not ValueType.ARRAY)
-ELEMENTS = SCALARS
 
 
 def random_mutations(content: Content, source: random.Random) -> list[Mutation]:
@@ -199,7 +187,7 @@ def _array(content: Content, source: random.Random) -> Mutation:
     if kind < 0.8:
         index = source.randrange(max(count, 1))
         return SetElement(key, index, _value(entry.element, key, None, source))
-    return RetypeArray(key, source.choice(ELEMENTS))
+    return RetypeArray(key, source.choice(SCALARS))
 
 
 def _tensor(content: Content, source: random.Random) -> Mutation:
@@ -223,30 +211,16 @@ def _tensor(content: Content, source: random.Random) -> Mutation:
         return Fill(tensor.name, source.choice(PATTERNS))
     other = source.choice(content.tensors)
     if kind < 0.9:
-        new = source.choice(
-            (
-                other.name,
-                tensor.name + "x",
-                "output.weight",
-                "d2t",
-                tensor.name.replace(".weight", ".bias"),
-                tensor.name.replace(".weight", ".scale"),
-                tensor.name.replace("blk.0", "blk.1"),
-                tensor.name.replace("blk.1", "blk.3"),
-            )
-        )
+        similar = (tensor.name.replace(*swap) for swap in SWAPS)
+        new = source.choice((other.name, tensor.name + "x", "output.weight", "d2t", *similar))
         return Rename(tensor.name, new)
     names = (
         *("output.weight", "d2t", "rope_freqs.weight", "output.bias", "token_embd_norm.weight"),
         *("blk.2.nextn.shared_head_head.weight", "blk.2.nextn.embed_tokens.weight"),
         *("blk.1.attn_qkv.weight", "blk.0.attn_qkv.bias", "blk.1.attn_q.bias", "cls.weight"),
-        *(
-            "blk.0.ffn_gate_up_exps.weight",
-            "blk.2.ffn_gate_up_exps.weight",
-            "blk.2.attn_qkv.weight",
-        ),
-        *("blk.3.attn_norm.weight", "blk.0.attn_gate.scale", "blk.0.ffn_up.input_scale"),
-        *("blk.0.exp_probs_b.bias", "v.patch_embd.weight"),
+        *("blk.0.ffn_gate_up_exps.weight", "blk.2.ffn_gate_up_exps.weight"),
+        *("blk.2.attn_qkv.weight", "blk.3.attn_norm.weight", "blk.0.attn_gate.scale"),
+        *("blk.0.ffn_up.input_scale", "blk.0.exp_probs_b.bias", "v.patch_embd.weight"),
     )
     new_shape = tuple(source.choice(SIZES[:-4]) for _ in range(source.choice((1, 2, 2, 3))))
     if source.random() < 0.5:
@@ -305,17 +279,11 @@ def _bytes(content: Content, source: random.Random) -> Mutation:
     if source.random() < 0.2:
         return Cut(source.choice((0, 3, 8, 24, 100, 1000, 30000, 40000, 100000)))
     number = source.choice(COUNTS) % 2**64
-    data = source.choice(
-        (
-            bytes([source.randrange(256)]),
-            number.to_bytes(8, "little"),
-            (number % 2**32).to_bytes(4, "little"),
-        )
-    )
-    at = source.choice(
-        (source.randrange(24), source.randrange(1 << 16), -source.randrange(1, 4000))
-    )
-    return Patch(at, data)
+    byte = bytes([source.randrange(256)])
+    words = number.to_bytes(8, "little"), (number % 2**32).to_bytes(4, "little")
+    data = source.choice((byte, *words))
+    ends = source.randrange(24), source.randrange(1 << 16), -source.randrange(1, 4000)
+    return Patch(source.choice(ends), data)
 
 
 def _architecture(_content: Content, source: random.Random) -> Mutation:

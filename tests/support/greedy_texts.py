@@ -8,18 +8,17 @@ The second argument has the fields of `Work`. Prints the fields of `Written` by 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from mtp_gguf.native import MTPLlama
+from support.generation import load, take
+from support.near_ties import prompt_of
 
 Depth = int | Literal["auto"]
 
@@ -51,12 +50,6 @@ class Written:
     tokens_per_cycle: float
 
 
-def prompt(length: int) -> list[int]:
-    """Tokens that all models of the tests know; the same for a length."""
-    words = np.random.PCG64([8, length]).random_raw(length)
-    return [int(t) for t in words % np.uint64(700)]
-
-
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
     """So many processes that compete for the CPUs; they end by themselves after some minutes."""
@@ -74,13 +67,11 @@ def write(model: str, depth: Depth, work: Work) -> Written:
     """All texts at one depth."""
     texts, digests = [], []
     given = {"n_ctx": work.n_ctx, "n_threads": work.threads, "n_threads_batch": work.threads}
-    llama = MTPLlama(model, depth=depth, logits_all=work.logits, **given, **work.options)
-    with closing(llama) as llm, busy_loops(work.busy):
+    options = {"depth": depth, "logits_all": work.logits, **given, **work.options}
+    with load(Path(model), **options) as llm, busy_loops(work.busy):
         for length in work.prompts:
             llm.reset()
-            stream = llm.generate(prompt(length), temp=0.0)
-            texts.append(list(itertools.islice(stream, work.tokens)))
-            stream.close()
+            texts.append(take(llm, work.tokens, prompt_of(length, 8)))
             if work.logits:  # the last token's own row has chosen nothing yet
                 rows = llm.scores[length - 1 : length - 1 + work.tokens]
                 digests.append(hashlib.sha256(rows.tobytes()).hexdigest())

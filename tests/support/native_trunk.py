@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from mtp_gguf.native.libraries.offload import tensor_overrides
 from mtp_gguf.native.runtime import llama_cpp
 from mtp_gguf.native.session import Rollback, Session
 from support import places
+
+MODES = ["snapshot", "checkpoint", "two-phase", "host"]
 
 
 class Trunk:
@@ -62,6 +65,18 @@ class Trunk:
     def close(self) -> None:
         llama_cpp.llama_free(self.context)
         llama_cpp.llama_model_free(self.model)
+
+
+def decode_rows(context: Any, rows: Sequence[tuple[int, int, int]]) -> int:
+    """Decode rows of sequence, position and token, with logits; the status of llama_decode."""
+    batch = llama_cpp.llama_batch_init(len(rows), 0, 1)
+    batch.n_tokens = len(rows)
+    for i, (seq, position, token) in enumerate(rows):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, 1
+        batch.seq_id[i][0] = seq
+    status = llama_cpp.llama_decode(context, batch)
+    llama_cpp.llama_batch_free(batch)
+    return int(status)
 
 
 def know_costs(session: Session, most: int, step: float = 3.0) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mtp_gguf.native import MTPLlama
+from support.generation import load, random_tokens, take
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,8 +46,7 @@ class Work:
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
-    words = np.random.PCG64([seed, length]).random_raw(length)
-    return [int(t) for t in words % np.uint64(700)]
+    return random_tokens(length, [seed, length])
 
 
 def generate(
@@ -57,13 +54,10 @@ def generate(
 ) -> tuple[list[Text], tuple[float, ...]]:
     """The text after each prompt, and the shares of drafts accepted."""
     texts = []
-    given = {"n_ctx": work.n_ctx, "n_threads": 1, "n_threads_batch": 1, "logits_all": logits}
-    with closing(MTPLlama(str(path), depth=depth, **given, **options)) as llm:
+    with load(path, depth=depth, n_ctx=work.n_ctx, logits_all=logits, **options) as llm:
         for i, length in enumerate(work.prompts):
             llm.reset()
-            stream = llm.generate(prompt_of(length, i), temp=0.0)
-            tokens = list(itertools.islice(stream, work.tokens))
-            stream.close()
+            tokens = take(llm, work.tokens, prompt_of(length, i))
             scores = llm.scores[length - 1 : length + work.tokens - 1].copy() if logits else None
             texts.append(Text(tokens, scores))
         return texts, llm.mtp_stats.acceptance

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from mtp_gguf.gguf_tools.machine.system import shared_library
 from mtp_gguf.native.runtime import llama_cpp as llama
 from mtp_gguf.native.runtime import loaded_library
+from support.native_trunk import decode_rows
 
 SEQUENCES = 4
 UBATCH = 12  # within the 15 tokens up to which all kernels keep their bits
@@ -60,13 +61,7 @@ class Context:
 
     def decode(self, rows: Rows) -> Logits:
         """Logits of all rows."""
-        batch = llama.llama_batch_init(len(rows), 0, 1)
-        batch.n_tokens = len(rows)
-        for i, (seq, position, token) in enumerate(rows):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position, 1
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-        assert llama.llama_decode(self.context, batch) == 0
-        llama.llama_batch_free(batch)
+        assert decode_rows(self.context, rows) == 0
         each = (llama.llama_get_logits_ith(self.context, i) for i in range(len(rows)))
         return np.array([np.ctypeslib.as_array(row, (self.n_vocab,)) for row in each])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 # Prompts that are long enough to be kept.
@@ -93,6 +94,14 @@ def parse_session(data: bytes) -> SessionFile:
     extra = data[at : found["header"]]
     kept = {name: found[name] for name in ("program", "n_tokens", "owner")}
     return SessionFile(kept, sections, identity, extra, data[found["header"] :], version)
+
+
+def write_twin(model: Path, twin: Path) -> Path:
+    """Write a model with other weights of the same shape and size."""
+    data = model.read_bytes()
+    quarter = len(data) // 4
+    twin.write_bytes(data[:-quarter] + bytes(byte ^ 1 for byte in data[-quarter:]))
+    return twin
 
 
 def version_1(header: bytes) -> bytes:

@@ -15,7 +15,7 @@ from mtp_gguf.native.head import Head, SequenceTask
 from mtp_gguf.native.runtime import llama_cpp  # first: it chooses the libraries
 
 from . import places
-from .native_trunk import Trunk
+from .native_trunk import Trunk, decode_rows
 
 from llama_cpp import llama_cpp_ext  # isort: skip
 
@@ -58,13 +58,7 @@ class Slots:
     def decode(self, parts: Sequence[tuple[int, int, list[int]]]) -> None:
         """One batch of each sequence's tokens from a position on."""
         rows = [(seq, first + i, t) for seq, first, tokens in parts for i, t in enumerate(tokens)]
-        batch = llama_cpp.llama_batch_init(len(rows), 0, 1)
-        for i, (seq, position, token) in enumerate(rows):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, 1
-            batch.seq_id[i][0] = seq
-        batch.n_tokens = len(rows)
-        assert llama_cpp.llama_decode(self.trunk.context, batch) == 0
-        llama_cpp.llama_batch_free(batch)
+        assert decode_rows(self.trunk.context, rows) == 0
 
     def choose(self, row: int) -> int:
         """The most likely token of a row, which waits for the batch."""
