@@ -19,7 +19,7 @@ from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from support.commands import held, invoke, refused, succeed
-from support.gguf_files import edited
+from support.gguf_files import drop, edited
 from support.upstream.nextn_models import (
     LAYERS,
     drafts,
@@ -37,16 +37,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_models(tmp_path_factory.mktemp("nextn"), ARCHITECTURES)
 
 
-def without(source: Path, target: Path, *names: str) -> Path:
-    """A copy of a file without some tensors."""
-
-    def drop(tensors: dict[str, TensorCopy]) -> None:
-        for name in names:
-            del tensors[name]
-
-    return edited(source, target, tensors=drop)
-
-
 # ---------------------------------------------------------------------------------- the table
 
 
@@ -61,7 +51,8 @@ def test_the_table(name: str, files: dict[str, Path], tmp_path: Path) -> None:
     with open_model(files[name]) as model:
         tensors = [tensor for tensor in model.tensors if tensor.startswith(block)]
     copies = [
-        without(files[name], tmp_path / f"{i}.gguf", tensor) for i, tensor in enumerate(tensors)
+        edited(files[name], tmp_path / f"{i}.gguf", tensors=drop(tensor))
+        for i, tensor in enumerate(tensors)
     ]
     ours = []
     for copy in copies:
@@ -158,9 +149,7 @@ def test_heads_of_other_models(files: dict[str, Path], tmp_path: Path) -> None:
     words = ("has an MTP head in block 2 already",)
     refused(tmp_path, "graft", files["glm4moe"], "--from", files["glm4moe"], *out, words=words)
 
-    def wide(keys: Metadata) -> None:
-        keys["glm4moe.expert_count"] = Value(ValueType.U32, 4)
-
+    wide = {"glm4moe.expert_count": Value(ValueType.U32, 4)}
     other = edited(files["glm4moe"], tmp_path / "other.gguf", metadata=wide)
     words = ("has expert_count 4, but", "its head does not fit")
     refused(tmp_path, "graft", trunk, "--from", other, *out, words=words)
@@ -168,9 +157,7 @@ def test_heads_of_other_models(files: dict[str, Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "claimed"), [("glm4moe", 2), ("step35", 2), ("step35", 4)])
 def test_numbers_of_layers(name: str, claimed: int, files: dict[str, Path], tmp_path: Path) -> None:
-    def claim(keys: Metadata) -> None:
-        keys[f"{name}.nextn_predict_layers"] = Value(ValueType.U32, claimed)
-
+    claim = {f"{name}.nextn_predict_layers": Value(ValueType.U32, claimed)}
     path = edited(files[name], tmp_path / "x.gguf", metadata=claim)
     found = json.loads(invoke("doctor", path, "--json").output)
     assert found["findings"][0]["code"] == "layers"
@@ -178,7 +165,8 @@ def test_numbers_of_layers(name: str, claimed: int, files: dict[str, Path], tmp_
 
 
 def test_one_of_three_heads_is_incomplete(files: dict[str, Path], tmp_path: Path) -> None:
-    path = without(files["step35"], tmp_path / "x.gguf", "blk.3.attn_output.weight")
+    broken = drop("blk.3.attn_output.")
+    path = edited(files["step35"], tmp_path / "x.gguf", tensors=broken)
     words = ("no complete MTP head: attn_output.weight is missing",)
     refused(tmp_path, "extract", path, "-o", tmp_path / "y.gguf", words=words)
 

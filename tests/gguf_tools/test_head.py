@@ -132,10 +132,6 @@ NOT_READY: dict[str, tuple[Model, str]] = {
         Model(tensors=moved(13)),
         "bytes: expected blocks 0 to 12 before the MTP head, found 3 of them",
     ),
-    "one tensor missing": (
-        Model(tensors=without("ffn_up.weight")),
-        "the MTP head in block 3 is incomplete: ffn_up.weight is missing",
-    ),
     "dense head on an MoE base": (
         Model(
             tensors={
