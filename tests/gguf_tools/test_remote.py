@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 from mtp_gguf.gguf_tools.errors import FormatError, RemoteError
-from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, open_gguf
-from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
-from mtp_gguf.gguf_tools.files.tensor_types import F32
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
 from mtp_gguf.gguf_tools.hub import remote
 from mtp_gguf.gguf_tools.hub.remote import (
     RemoteSource,
@@ -26,7 +24,6 @@ from mtp_gguf.gguf_tools.hub.remote import (
     hub_model,
     is_remote,
 )
-from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import DENSE, MOE, SPECS
 from support.commands import invoke, refused, succeed
 from support.gguf_files import edited
@@ -72,12 +69,8 @@ LARGE = dataclasses.replace(DENSE, name="large", layers=8, hidden=768, intermedi
 
 def big_header(models: Models, path: Path) -> Path:
     """A GGUF whose header takes 11 MB, as that of 248,320 tokens and their merges does."""
-
-    def grow(keys: Metadata) -> None:
-        words = [f"token {i:>16}" for i in range(370_000)]
-        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, words)
-
-    return edited(models.convert(DENSE), path, metadata=grow)
+    words = Value(ValueType.STRING, [f"token {i:>16}" for i in range(370_000)])
+    return edited(models.convert(DENSE), path, metadata={"tokenizer.ggml.tokens": words})
 
 
 # ------------------------------------------------------------------------------ reading
@@ -178,9 +171,8 @@ def test_all_parts_elsewhere(
 ) -> None:
     """Base shards and donor on the hub: the token is sent to no other host."""
     folder = models.copy(DENSE, tmp_path)
-    for shard in models.convert(
-        DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M"
-    ).parent.iterdir():
+    split = models.convert(DENSE, *UNIFORM, "--no-mtp", "--split-max-size", "1M")
+    for shard in split.parent.iterdir():
         shutil.copy(shard, folder)
     whole = models.convert(DENSE, *UNIFORM, "--mtp-f16")
     with Hub("owner/model", {"main": folder}) as hub:
@@ -195,53 +187,26 @@ def test_all_parts_elsewhere(
         assert not any(a.token for a in hub.requests if a.path.startswith("/cdn/"))
 
 
-def test_a_base_whose_connection_drops(models: Models, tmp_path: Path) -> None:
-    whole, trunk = models.convert(LARGE, *UNIFORM), models.convert(LARGE, *UNIFORM, "--no-mtp")
-    cuts = [3 * remote._PIECE_BYTES + 7, 100, 2 * remote._PIECE_BYTES]
-
-    def behave(handler: Handler) -> bool:
-        if handler.range is None or handler.range[0] == 0 or not cuts:
-            return False
-        handler.give(cut=cuts.pop(0))
-        return True
-
-    with Web(trunk.parent, behave) as web:
-        target = tmp_path / "made.gguf"
-        succeed("graft", "--no-check", web.url("model.gguf"), "--from", whole, "-o", target)
-        assert target.read_bytes() == whole.read_bytes()
-        assert cuts == []
-        assert web.sent < trunk.stat().st_size + 5 * (1 << 18) + 4 * remote._PIECE_BYTES
-
-
 def test_bases_elsewhere_that_cannot_be_had(models: Models, tmp_path: Path) -> None:
     """Each gives an error of one sentence and leaves no output."""
     whole, trunk = models.convert(DENSE, *UNIFORM), models.convert(DENSE, *UNIFORM, "--no-mtp")
 
-    def later(handler: Handler) -> bool:
-        return handler.range is not None and handler.range[0] > 0
-
     def no_ranges(handler: Handler) -> bool:
         return handler.answer(200, {}, handler.data(), cut=100)
 
-    def changes(handler: Handler) -> bool:
-        return later(handler) and handler.give(etag='"2"')
-
-    def fails(handler: Handler) -> bool:
-        return later(handler) and handler.answer(503)
-
     def stops(handler: Handler) -> bool:
-        return later(handler) and handler.give(cut=50)
+        later = handler.range is not None and handler.range[0] > 0
+        return later and handler.give(cut=50)
 
     for behave, words in (
         (no_ranges, "does not support range requests"),
-        (changes, "changed while it was read"),
-        (fails, "answered 503; gave up after 5 attempts"),
         (stops, "the connection was closed before the download was complete; gave up after 5"),
     ):
         with Web(trunk.parent, behave) as web:
             url = web.url("model.gguf")
             arguments = ("graft", url, "--from", whole, "-o", tmp_path / "made.gguf")
             refused(tmp_path, *arguments, words=(url, words))
+            assert behave is stops or len(web.asked) == 1
     with Web(whole.parent) as web:
         sentence = ("has an MTP head in block 4 already",)
         refused(tmp_path, "graft", web.url("model.gguf"), "--from", whole, words=sentence)
@@ -279,13 +244,8 @@ def test_shards_and_safetensors(models: Models, tmp_path: Path) -> None:
 
 
 def test_names_of_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert [is_remote(t) for t in ("hf://a/b", "https://h/x", "HTTP://h/x", "a/b", "./https")] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert all(is_remote(place) for place in ("hf://a/b", "https://h/x", "HTTP://h/x"))
+    assert not any(is_remote(place) for place in ("a/b", "./https"))
     assert hub_model("hf://a/b") == ("a/b", None)
     assert hub_model("hf://a/b@v1") == ("a/b", "v1")
     assert hub_model("hf://a/b/c.gguf") is None
@@ -328,16 +288,6 @@ def answering(*statuses: int, headers: dict[str, str] | None = None) -> object:
         return True
 
     return behave
-
-
-def test_servers_without_ranges_are_refused(random_file: Path) -> None:
-    def whole(handler: Handler) -> bool:
-        return handler.answer(200, {}, handler.data(), cut=100)
-
-    with Web(random_file.parent, whole) as web:
-        with pytest.raises(RemoteError, match="does not support range requests"):
-            RemoteSource(web.url("data"))
-        assert len(web.asked) == 1
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 408])
@@ -444,13 +394,6 @@ def test_empty_files_and_endless_redirects(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["http://", "https://[x/y", "http://127.0.0.1:99999/x.gguf"])
 def test_addresses_that_are_none(place: str, tmp_path: Path) -> None:
     refused(tmp_path, "list-tensors", place)
-
-
-def test_a_broken_header_is_a_format_error(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
-    with Web(tmp_path) as web:
-        refused(tmp_path, "list-tensors", web.url("x.gguf"), words=("x.gguf", "version"))
-        refused(tmp_path, "doctor", web.url("x.gguf"), words=("x.gguf", "version"))
 
 
 # ---------------------------------------------------------------- redirects, links, tokens
@@ -614,11 +557,9 @@ def test_the_fix_for_a_remote_file_downloads_it_first(
 ) -> None:
     """`strip` changes local files, so the printed command fetches the file before."""
     (tmp_path / "served").mkdir()
-    hidden = edited(
-        models.convert(DENSE, *UNIFORM),
-        tmp_path / "served" / "hidden.gguf",
-        metadata=lambda keys: keys.pop("qwen35.nextn_predict_layers"),
-    )
+    hide = {"qwen35.nextn_predict_layers": None}
+    hidden = tmp_path / "served" / "hidden.gguf"
+    edited(models.convert(DENSE, *UNIFORM), hidden, metadata=hide)
     monkeypatch.chdir(tmp_path)
     with Web(hidden.parent) as web:
         url = web.url(hidden.name)
@@ -639,20 +580,7 @@ def test_offline_nothing_is_asked_for(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    refused(
-        tmp_path,
-        "list-tensors",
-        "hf://a/b/c.gguf",
-        words=("not in the local cache", "offline mode"),
-    )
+    words = ("not in the local cache", "offline mode")
+    refused(tmp_path, "list-tensors", "hf://a/b/c.gguf", words=words)
     trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     refused(tmp_path, "graft", trunk, "--from", "a/b", "-o", tmp_path / "x", words=("a/b",))
-
-
-def test_a_piece_of_a_remote_model(models: Models) -> None:
-    web = Web(models.convert(DENSE).parent)
-    with web, remote.open_remote_model(web.url("model.gguf")) as model:
-        tensor = TensorCopy.of(model, "blk.4.nextn.enorm.weight")
-        assert tensor.spec == TensorSpec(tensor.name, (256,), F32)
-        assert isinstance(tensor, TensorCopy)
-        assert len(model.read(tensor.name)) == 1024

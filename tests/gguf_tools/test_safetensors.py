@@ -223,24 +223,7 @@ def test_round_trip(
     assert reference_takes(content)
 
 
-PIECES = [
-    b'"',
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"0",
-    b"8",
-    b"14",
-    b"-1",
-    b"1.0",
-    b"null",
-    b"\\",
-    b"F32",
-    b" ",
-]
+PIECES = [*rb'" { } [ ] , : 0 8 14 -1 1.0 null \ F32'.split(), b" "]
 
 
 @settings(deadline=None, max_examples=500)

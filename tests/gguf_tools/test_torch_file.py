@@ -7,9 +7,12 @@ import json
 import os
 import pickle
 import random
+import subprocess
+import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,19 +29,17 @@ from support.conversions import converted, refused
 from support.gguf_files import differing
 from support.models import Models
 
+with suppress(ImportError):
+    import torch
+
 needs_torch = [
     pytest.mark.upstream,
     pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
 ]
 
 
-# ------------------------------------------------------------------------ torch's own files
-
-
 def state_dict(folder: Path) -> dict[str, Any]:
     """The tensors of a checkpoint as torch has them."""
-    import torch  # noqa: PLC0415
-
     found = {}
     for name, array in read_tensors(folder / "model.safetensors").items():
         raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
@@ -53,8 +54,6 @@ class TestTorch:
     @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
     def test_a_checkpoint_in_one_file(self, protocol: int, models: Models, tmp_path: Path) -> None:
         """With the attributes and parameters that a module's own state dict has."""
-        import torch  # noqa: PLC0415
-
         model = models.copy(TINY, tmp_path)
         whole = converted(model, tmp_path / "a.gguf", "--quant", "F16")
         tensors = OrderedDict(state_dict(model))
@@ -67,8 +66,6 @@ class TestTorch:
         assert "can draft once converted: 15 mtp.* tensors" in listed.output
 
     def test_shards_with_an_index(self, models: Models, tmp_path: Path) -> None:
-        import torch  # noqa: PLC0415
-
         model = models.copy(TINY, tmp_path)
         whole = converted(model, tmp_path / "a.gguf", "--quant", "F16")
         tensors = state_dict(model)
@@ -92,8 +89,6 @@ class TestTorch:
         refused([model, "-o", tmp_path / "out" / "c.gguf"], *words, output=tmp_path / "out")
 
     def test_every_dtype_and_shape(self, tmp_path: Path) -> None:
-        import torch  # noqa: PLC0415
-
         tensors = {
             "scalar": torch.tensor(3.0),
             "empty": torch.zeros(0, 4),
@@ -124,8 +119,6 @@ class TestTorch:
     @pytest.mark.parametrize("kind", ["legacy", "transposed", "nested", "number", "complex"])
     def test_what_only_torch_reads(self, kind: str, models: Models, tmp_path: Path) -> None:
         """It is refused with a command, and the command makes a checkpoint of it."""
-        import torch  # noqa: PLC0415
-
         tensors: dict[str, Any] = {"a": torch.ones(2, 3)}
         if kind == "transposed":
             tensors["a"] = tensors["a"].T
@@ -140,9 +133,6 @@ class TestTorch:
         result = invoke("list-tensors", path)
         message = check_refusal(result.exit_code, result.stderr, "rewrite it", "torch.load(")
         if kind == "transposed":
-            import subprocess  # noqa: PLC0415
-            import sys  # noqa: PLC0415
-
             command = message.partition("rewrite it with PyTorch: python ")[2].strip()
             subprocess.run(f"{sys.executable} {command}", shell=True, check=True, timeout=120)
             assert invoke("list-tensors", tmp_path / "model.safetensors").exit_code == 0
