@@ -88,9 +88,6 @@ def draw(contents: dict[str, Content], number: int) -> tuple[str, list[Mutation]
     return name, random_mutations(contents[name], source)
 
 
-# --------------------------------------------------------------------------------- commands
-
-
 def _command(*words: object) -> str:
     result = invoke(*words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -191,9 +188,6 @@ def outcome(step: Callable[[], str]) -> str:
         return "no memory"
     except BaseException as error:
         return f"traceback: {type(error).__name__}: {str(error)[:200]}"
-
-
-# ---------------------------------------------------------------------------------- workers
 
 
 def import_commands() -> None:

@@ -20,13 +20,7 @@ from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECT
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from support.commands import held, invoke, refused, succeed
 from support.gguf_files import drop, edited
-from support.upstream.nextn_models import (
-    LAYERS,
-    drafts,
-    trunk_layers,
-    trunk_tokens,
-    write_models,
-)
+from support.upstream.nextn_models import LAYERS, drafts, trunk_layers, trunk_tokens, write_models
 
 OTHERS = [name for name in ARCHITECTURES if name not in OUR_ARCHITECTURES]
 EVERYDAY = ("glm4moe", "mimo2")
@@ -37,13 +31,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_models(tmp_path_factory.mktemp("nextn"), ARCHITECTURES)
 
 
-# ---------------------------------------------------------------------------------- the table
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "name",
-    [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES],
+    "name", [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES]
 )
 def test_the_table(name: str, files: dict[str, Path], tmp_path: Path) -> None:
     """Exactly the tensors of its row are those without which llama.cpp does not draft."""
@@ -77,9 +67,6 @@ def test_the_documentation_has_a_row_for_each() -> None:
         line.split("|")[1].strip(" `") for line in page.splitlines() if "step by step |" in line
     ]
     assert rows == OTHERS
-
-
-# ------------------------------------------------------------------------------- the commands
 
 
 @pytest.mark.thorough
@@ -135,9 +122,6 @@ def test_listing(files: dict[str, Path]) -> None:
         assert blocks == set(range(first, first + LAYERS.get(name, 1))), name
         assert listed["head"]["ready"], name
         assert not listed["head"]["ours"], name
-
-
-# ----------------------------------------------------------------------------------- bad inputs
 
 
 def test_heads_of_other_models(files: dict[str, Path], tmp_path: Path) -> None:

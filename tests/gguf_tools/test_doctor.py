@@ -559,24 +559,13 @@ def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
     assert "expected 50 rows" in finding["text"]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda d: np.where(np.arange(len(d)) == 3, -5, d), "outside 0 to 1023, first -5"),
-        (lambda d: np.where(np.arange(len(d)) == 3, d[4], d), "repetitions"),
-        (lambda d: np.sort(d) - np.arange(len(d)), "relative to their index"),
-        (lambda d: np.arange(len(d)), "special tokens"),
-    ],
-    ids=["negative", "twice", "relative", "without turn ends"],
-)
-def test_unsound_maps(
-    change: Any, words: str, models: Models, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """The same faults in `d2t`, for files with the rows of the draft vocabulary."""
+def test_an_unsound_map(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    """A file with the rows of the draft vocabulary has its ids in `d2t`."""
     monkeypatch.chdir(tmp_path)
     table = models.convert(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
-    broken = edited(table, tmp_path / "b.gguf", tensors=renumber("^d2t$", change))
-    check_fault_and_fix(broken, words, tmp_path)
+    change = renumber("^d2t$", lambda ids: np.where(np.arange(len(ids)) == 3, -5, ids))
+    broken = edited(table, tmp_path / "b.gguf", tensors=change)
+    check_fault_and_fix(broken, "outside 0 to 1023, first -5", tmp_path)
 
 
 def test_a_hidden_list_is_mentioned(models: Models, tmp_path: Path) -> None:

@@ -28,9 +28,6 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-# ------------------------------------------------------------------- equal to converting
-
-
 @pytest.mark.parametrize("spec", [DENSE, MOE, SPECS["dense-tied"]], ids=str)
 @pytest.mark.parametrize("ranking", ["id", "corpus", "list"])
 def test_add_equals_converting(
@@ -83,9 +80,6 @@ def test_layouts_with_rows_equal_converting(
         assert made.read_bytes() == other.read_bytes()
 
 
-# ------------------------------------------------------------------------------- show
-
-
 def test_show(models: Models, corpus: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
     added = succeed("fastmtp", "add", models.convert(DENSE), "--corpus", corpus, "-o", made)
@@ -116,9 +110,6 @@ def test_faults_are_named(models: Models, tmp_path: Path) -> None:
     assert "mtp-gguf fastmtp add" in shown
 
 
-# --------------------------------------------------------------------------- refusals
-
-
 def test_refusals(models: Models, corpus: Path, tmp_path: Path) -> None:
     trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     whole = models.convert(DENSE, *UNIFORM)
@@ -141,9 +132,6 @@ def test_refusals(models: Models, corpus: Path, tmp_path: Path) -> None:
     ]
     for arguments, words, code in cases:
         refused(tmp_path, "fastmtp", *arguments, words=words, code=code)
-
-
-# --------------------------------------------------------------------------- in place
 
 
 def copied(source: Path, target: Path) -> Path:

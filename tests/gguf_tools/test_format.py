@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +28,6 @@ from mtp_gguf.gguf_tools.files.format import (
 from mtp_gguf.gguf_tools.files.tensor_types import BY_ID, F32, Q8_0, TensorType
 from support.byte_source import ByteSource
 from support.ggml_reader import Answer, describe
-from support.gguf_files import finish
 from support.golden_gguf import (
     CASES,
     FIELDS,
@@ -388,66 +385,12 @@ EVERY_TYPE = [
     TensorSpec(f"blk.{t.id}.{t.name}", (t.block_length * 2, 3, 2, 2)[: 1 + t.id % 4], t)
     for t in BY_ID.values()
 ]
-# It lags behind ggml, and takes blocks of Q8_1 (which no file has) for 40 bytes.
-PACKAGE_SIZES = {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-KNOWN_TO_THE_PACKAGE = [
-    t
-    for t in EVERY_TYPE
-    if PACKAGE_SIZES.get(t.type.id) == (t.type.block_length, t.type.block_bytes)
-]
 
 
 def everything(tensors: Sequence[TensorSpec]) -> bytes:
     """A file with every type of value and of array, and random tensors."""
     source = random.Random(1)
     return written(lay_out(EVERY_VALUE, tensors), [source.randbytes(t.nbytes) for t in tensors])
-
-
-def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
-    path = tmp_path / "package.gguf"
-    writer = gguf.GGUFWriter(path, "qwen35")
-    writer.add_custom_alignment(64)
-    for key, value in EVERY_VALUE.items():
-        if key.startswith("general."):
-            continue
-        kind = gguf.GGUFValueType(value.type)
-        if value.is_array:
-            writer.add_key_value(key, value.data, gguf.GGUFValueType.ARRAY, sub_type=kind)
-        else:
-            writer.add_key_value(key, value.data, kind)
-    source = random.Random(2)
-    tensors = KNOWN_TO_THE_PACKAGE
-    data = [source.randbytes(t.nbytes) for t in tensors]
-    for spec, content in zip(tensors, data, strict=True):
-        rows = np.frombuffer(content, np.uint8)
-        shape = (*reversed(spec.shape[1:]), spec.type.row_bytes(spec.shape[0]))
-        writer.add_tensor(
-            spec.name, rows.reshape(shape), raw_dtype=gguf.GGMLQuantizationType(spec.type.id)
-        )
-    finish(writer)
-    with open_gguf(path) as file:
-        assert {key: file.value(key) for key in file.keys} == EVERY_VALUE
-        assert [TensorSpec(t.name, t.shape, t.type) for t in file.tensors] == tensors
-        assert [file.source.read(t.offset, t.nbytes) for t in file.tensors] == data
-
-
-def test_the_gguf_package_reads_what_we_write(tmp_path: Path) -> None:
-    path = tmp_path / "ours.gguf"
-    path.write_bytes(everything(KNOWN_TO_THE_PACKAGE))
-    reader = gguf.GGUFReader(path)
-    contents = {
-        key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")
-    }
-    assert contents == {
-        key: list(value.data) if isinstance(value.data, list) else value.data
-        for key, value in EVERY_VALUE.items()
-    }
-    assert reader.alignment == 64
-    ours = read(path.read_bytes())
-    for theirs, info in zip(reader.tensors, ours.tensors, strict=True):
-        assert (theirs.name, tuple(map(int, theirs.shape))) == (info.name, info.shape)
-        assert (theirs.tensor_type.value, int(theirs.data_offset)) == (info.type.id, info.offset)
-        assert theirs.data.tobytes() == ours.source.read(info.offset, info.nbytes)
 
 
 def ours_described(file: GgufFile) -> dict[str, Any]:

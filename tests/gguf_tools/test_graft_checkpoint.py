@@ -112,9 +112,6 @@ def test_a_donors_broken_list_is_not_taken_over(models: Models, tmp_path: Path) 
     assert target.read_bytes() == whole.read_bytes()
 
 
-# ---------------------------------------------------------------------------- refusals
-
-
 def test_checkpoints_that_do_not_fit(models: Models, tmp_path: Path) -> None:
     trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
     target = tmp_path / "x.gguf"

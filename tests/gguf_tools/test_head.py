@@ -84,10 +84,7 @@ def moved(target: int) -> dict[str, Any]:
     """The head's tensors in another block."""
     old = sound_tensors("qwen35")
     suffixes = BLOCKS["qwen35"].required
-    return {
-        **without(*suffixes),
-        **{f"blk.{target}.{s}": old[PREFIX + s] for s in suffixes},
-    }
+    return {**without(*suffixes), **{f"blk.{target}.{s}": old[PREFIX + s] for s in suffixes}}
 
 
 def without(*suffixes: str) -> dict[str, None]:
@@ -192,10 +189,7 @@ NOT_READY: dict[str, tuple[Model, str]] = {
         Model({IDS: Value(ValueType.U32, [])}),
         f"bytes: {IDS}: expected a filled array of U32",
     ),
-    "ids one number": (
-        Model({IDS: u32(1)}),
-        f"bytes: {IDS}: expected a filled array of U32",
-    ),
+    "ids one number": (Model({IDS: u32(1)}), f"bytes: {IDS}: expected a filled array of U32"),
     "id map of another type": (
         Model(tensors={"d2t": ((DRAFT,), BY_NAME["I32"]), **SHORT_HEAD}),
         "bytes: d2t: expected one dimension of I64, found [8] I32",

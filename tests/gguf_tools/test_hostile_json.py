@@ -210,8 +210,6 @@ def test_every_value(file: str, command: str, bench: Bench) -> None:
     assert not found, "\n".join(found)
 
 
-# ---------------------------------------------------------------------------- upstream's answer
-
 # transformers 5 takes full_attention_interval out of a config that has no layer_types, as that of
 # `moe`; which layers are full attention is in attention.recurrent_layers, and there we agree.
 ALWAYS = ("qwen35.full_attention_interval", "qwen35moe.full_attention_interval")

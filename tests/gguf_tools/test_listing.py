@@ -17,7 +17,7 @@ from mtp_gguf.gguf_tools.files.safetensors import open_safetensors
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 from mtp_gguf.gguf_tools.model import ListedTensor, list_tensors, shard_path, shard_paths
 from support.checkpoints import SMALL, SPECS
-from support.commands import check_refusal, invoke, run_python, succeed
+from support.commands import check_refusal, invoke, run_python
 from support.golden_gguf import CASES, assembled, u64
 from support.models import Models
 
@@ -25,30 +25,18 @@ DRAFT = 64
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("listing")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path, models: Models) -> Path:
+def model(models: Models) -> Path:
     """A conversion with an F16 head and a draft vocabulary by ids."""
-    return convert(models, folder / "ids.gguf", "--mtp-f16", "--fastmtp", DRAFT)
+    return models.convert(SMALL, "--mtp-f16", "--fastmtp", str(DRAFT))
 
 
 @pytest.fixture(scope="module")
-def shards(folder: Path, models: Models) -> list[Path]:
+def shards(models: Models) -> list[Path]:
     """The same in shards."""
-    (folder / "split").mkdir()
-    path = folder / "split" / "model.gguf"
-    convert(models, path, "--mtp-f16", "--fastmtp", DRAFT, "--split-max-size", "300K")
-    found = sorted(path.parent.iterdir())
+    options = ("--mtp-f16", "--fastmtp", str(DRAFT), "--split-max-size", "300K")
+    found = sorted(models.convert(SMALL, *options).parent.iterdir())
     assert len(found) > 2
     return found
-
-
-def convert(models: Models, output: Path, *options: object) -> Path:
-    succeed("convert", models.checkpoint(SMALL), "-o", output, *options)
-    return output
 
 
 def listed(*arguments: object) -> str:
@@ -161,7 +149,7 @@ def test_json_of_a_gguf(model: Path) -> None:
         "nbytes": first.nbytes,
         "offset": first.offset,
         "part": "base",
-        "file": "ids.gguf",
+        "file": "model.gguf",
     }
     assert {t["part"] for t in report["tensors"]} == {"base", "head"}
     draft = report["head"].pop("draft")
@@ -179,8 +167,8 @@ def test_json_of_a_gguf(model: Path) -> None:
     assert (draft["layout"], draft["size"]) == ("ids", DRAFT)
 
 
-def test_json_without_a_head(folder: Path, models: Models) -> None:
-    model = convert(models, folder / "bare.gguf", "--no-mtp")
+def test_json_without_a_head(models: Models) -> None:
+    model = models.convert(SMALL, "--no-mtp")
     assert as_json(model)["head"] == {
         "ready": False,
         "reason": "the file has no MTP head; mtp-gguf graft adds one",
@@ -207,17 +195,17 @@ def summary_line(*arguments: object) -> str:
     [
         (["--mtp-f16"], "can draft: MTP head in block 2 (8 F16)", "full vocabulary"),
         (
-            ["--mtp-f16", "--fastmtp", DRAFT],
+            ["--mtp-f16", "--fastmtp", str(DRAFT)],
             "can draft: MTP head in block 2 (8 F16)",
             "FastMTP 64 tokens, layout ids, the last 16 follow the text",
         ),
         (
-            ["--mtp-f16", "--fastmtp", DRAFT, "--fastmtp-layout", "table"],
+            ["--mtp-f16", "--fastmtp", str(DRAFT), "--fastmtp-layout", "table"],
             "can draft: MTP head in block 2 (8 F16)",
             "FastMTP 64 tokens, layout table; stock llama.cpp cannot load this layout",
         ),
         (
-            ["--mtp-f16", "--fastmtp", DRAFT, "--fastmtp-layout", "sidecar"],
+            ["--mtp-f16", "--fastmtp", str(DRAFT), "--fastmtp-layout", "sidecar"],
             "can draft: a head alone, MTP head in block 2 (8 F16)",
             "FastMTP 64 tokens, layout sidecar; stock llama.cpp cannot load this layout",
         ),
@@ -226,28 +214,21 @@ def summary_line(*arguments: object) -> str:
             "can draft: a head alone, MTP head in block 2 (8 Q8_0)",
             "full vocabulary",
         ),
-        (
-            ["--no-mtp"],
-            "cannot draft: the file has no MTP head",
-            "mtp-gguf graft adds one",
-        ),
+        (["--no-mtp"], "cannot draft: the file has no MTP head", "mtp-gguf graft adds one"),
     ],
     ids=["head", "ids", "table", "sidecar", "head only", "no head"],
 )
 def test_conclusion_on_real_conversions(
-    tmp_path: Path, models: Models, options: list[object], start: str, end: str
+    models: Models, options: list[str], start: str, end: str
 ) -> None:
-    said = summary_line(convert(models, tmp_path / "out.gguf", *options))
+    said = summary_line(models.convert(SMALL, *options))
     assert said.startswith(start)
     assert said.endswith(end)
 
 
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
-def test_the_draft_vocabulary_is_a_part_of_its_own(
-    tmp_path: Path, models: Models, layout: str
-) -> None:
-    options = ["--fastmtp", DRAFT, "--fastmtp-layout", layout]
-    model = convert(models, tmp_path / "out.gguf", *options)
+def test_the_draft_vocabulary_is_a_part_of_its_own(models: Models, layout: str) -> None:
+    model = models.convert(SMALL, "--fastmtp", str(DRAFT), "--fastmtp-layout", layout)
     parts = {t["name"]: t["part"] for t in as_json(model)["tensors"]}
     rows = {"table": "blk.2.nextn.shared_head_head.weight", "sidecar": "output.weight"}[layout]
     assert {n for n, part in parts.items() if part == "draft vocabulary"} == {"d2t", rows}

@@ -200,8 +200,6 @@ def test_scales_of_a_head_are_refused(models: Models, tmp_path: Path) -> None:
     assert words in invoke("doctor", path).stdout
 
 
-# ------------------------------------------------------------------------- the sweep
-
 # Where the doctor says no to what llama.cpp happens to run: sizes of the MTP block that differ from
 # the trunk's, which our runtime reads, integers in place of weights, and 2^31 rotated dimensions.
 STRICTER = ("uneven qwen35", "ints blk", "huge qwen35.rope", "huge qwen35moe.rope")

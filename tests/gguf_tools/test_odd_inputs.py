@@ -140,8 +140,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     refused(tmp_path, "generate", tmp_path, "-p", "x", words=("found a folder",))
 
 
-# ------------------------------------------------------------------ text that is not UTF-8
-
 LATIN_1 = "caf\udce9"  # as Python keeps the byte E9 of an argument
 ESCAPED = "caf\\udce9.gguf"
 

@@ -138,9 +138,6 @@ class TestTorch:
             assert invoke("list-tensors", tmp_path / "model.safetensors").exit_code == 0
 
 
-# ------------------------------------------------------------------------------- hostile files
-
-
 def archive(path: Path, pickled: bytes, data: bytes = bytes(64), root: str = "x/") -> Path:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(f"{root}data.pkl", pickled)

@@ -11,15 +11,7 @@ import pytest
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import refused, succeed
-from support.gguf_files import (
-    differing,
-    drop,
-    edited,
-    greedy_text,
-    reshape,
-    tensors_of,
-    value_of,
-)
+from support.gguf_files import differing, drop, edited, greedy_text, reshape, tensors_of, value_of
 from support.models import Models
 
 # The same mix for every layer: Q4_K_M and the like give layers types by their number, and the MTP
@@ -107,9 +99,6 @@ def test_a_label_from_the_models_name_stays(models: Models, tmp_path: Path) -> N
     assert value_of(made, "general.size_label") == "3.5M"
 
 
-# ------------------------------------------------------- files that lost or hide a head
-
-
 def test_a_head_that_is_claimed_and_missing_is_put_back(models: Models, tmp_path: Path) -> None:
     whole = models.convert(DENSE, *UNIFORM, "--mtp-f16")
     claims = edited(whole, tmp_path / "claims.gguf", tensors=drop("blk.4."))
@@ -149,9 +138,6 @@ def test_half_a_head_is_stripped_and_not_extracted(models: Models, tmp_path: Pat
         refused(tmp_path, *arguments, "-o", made, words=words)
     succeed("strip", half, "-o", made)
     assert differing(tensors_of(made), tensors_of(trunk)) == []
-
-
-# ---------------------------------------------------------------------------- refusals
 
 
 def other(base: Spec = DENSE, **changes: Any) -> Spec:

@@ -180,10 +180,7 @@ Tensor = tuple[tuple[int, ...], TensorType, bytes]
 
 
 def rewritten(
-    path: Path,
-    out: Path,
-    keys: Mapping[str, Value | None],
-    tensors: Mapping[str, Tensor | None],
+    path: Path, out: Path, keys: Mapping[str, Value | None], tensors: Mapping[str, Tensor | None]
 ) -> Path:
     """A copy of a GGUF with other keys and tensors; None drops one. Nothing of it is checked."""
     with open_gguf(path) as file:

@@ -158,16 +158,20 @@ def bad_length(key: str, name: str) -> list[Case]:
     return counts(key, name, rest_after(key), "a length of at most {} bytes")
 
 
-def bad_key(label: str, key: bytes, found: str, ggml: bool) -> Case:
+def bad_key(label: str, key: bytes, found: str, ggml: bool, expected: str = NEW_KEY) -> Case:
     """A faulty metadata key 2."""
     changes = {"key 2 length": u64(len(key)), "key 2": key}
-    return Case(f"key: {label}", changes, "metadata key 2", NEW_KEY, found, ggml=ggml)
+    return Case(f"key: {label}", changes, "metadata key 2", expected, found, ggml=ggml)
 
 
-def bad_name(label: str, name: bytes, found: str, ggml: bool) -> Case:
+def bad_name(label: str, name: bytes, found: str, ggml: bool, expected: str = NEW_NAME) -> Case:
     """A faulty name of tensor 1."""
     changes = {"name 1 length": u64(len(name)), "name 1": name}
-    return Case(f"tensor name: {label}", changes, "name of tensor 1", NEW_NAME, found, ggml=ggml)
+    return Case(f"tensor name: {label}", changes, "name of tensor 1", expected, found, ggml=ggml)
+
+
+def bad_alignment(label: str, changes: dict[str, bytes], expected: str, found: str) -> Case:
+    return Case(f"alignment {label}", changes, "general.alignment", expected, found, at="")
 
 
 def bad_shape(label: str, *shape: int) -> Case:
@@ -218,15 +222,7 @@ METADATA_CASES = [
     bad_key("twice", b"general.alignment", f"{BEFORE} 'general.alignment'", ggml=True),
     bad_key("zero byte", b"i\0s", "a zero byte in 'i\\x00s'", ggml=False),
     bad_key("over 2^16 bytes", b"k" * 65536, f"65536 bytes: '{'k' * 80}…'", ggml=False),
-    Case(
-        "key: not UTF-8",
-        {"key 2": b"i\xffs"},
-        "metadata key 2",
-        "UTF-8 text",
-        "b'i\\xffs'",
-        at="key 2 length",
-        ggml=False,
-    ),
+    bad_key("not UTF-8", b"i\xffs", "b'i\\xffs'", False, "UTF-8 text"),
     *(
         Case(f"value type {n}", {"type 2": u32(n)}, "type of 'ids'", TYPES, str(n))
         for n in (13, 0xFFFFFFFF)
@@ -259,26 +255,12 @@ METADATA_CASES = [
         at="token 1 length",
     ),
     *(
-        Case(
-            f"alignment {n}",
-            {"alignment": u32(n)},
-            "general.alignment",
-            "a power of two",
-            str(n),
-            at="",
-        )
+        bad_alignment(str(n), {"alignment": u32(n)}, "a power of two", str(n))
         for n in (0, 3, 13, 0xFFFFFFFF)
     ),
     *(
-        Case(
-            f"alignment as {name}",
-            {"type 1": u32(number), "alignment": value},
-            "general.alignment",
-            "type U32",
-            name,
-            at="",
-        )
-        for name, number, value in (
+        bad_alignment(f"as {name}", {"type 1": u32(n), "alignment": value}, "type U32", name)
+        for name, n, value in (
             ("I32", 5, u32(64)),
             ("F32", 6, u32(0x42800000)),
             ("U64", 10, u64(64)),
@@ -295,15 +277,7 @@ TENSOR_CASES = [
     bad_name("64 bytes", b"n" * 64, f"64 bytes: '{'n' * 64}'", ggml=True),
     bad_name("64 bytes of 32 letters", "é".encode() * 32, f"64 bytes: '{'é' * 32}'", ggml=True),
     bad_name("zero byte", b"w\0x", "a zero byte in 'w\\x00x'", ggml=False),
-    Case(
-        "tensor name: not UTF-8",
-        {"name 1": b"\x80"},
-        "name of tensor 1",
-        "UTF-8 text",
-        "b'\\x80'",
-        at="name 1 length",
-        ggml=False,
-    ),
+    bad_name("not UTF-8", b"\x80", "b'\\x80'", False, "UTF-8 text"),
     *(
         Case(
             f"dimension count {n}",

@@ -90,11 +90,7 @@ CASES = [
         f"{NO_ENTRY}, found [[[[",
     ),
     Case("long number", with_header('{"a":' + "9" * 5000 + "}"), "header: expected JSON, found: "),
-    Case(
-        "name twice",
-        with_header('{"a":1,"b":1,"a":1}'),
-        "header: 'a' occurs twice",
-    ),
+    Case("name twice", with_header('{"a":1,"b":1,"a":1}'), "header: 'a' occurs twice"),
     Case(
         "same tensor twice",
         with_header("{" + ",".join([f'"a":{json.dumps(entry())}'] * 2) + "}", b"12"),
