@@ -18,6 +18,7 @@ from mtp_gguf.gguf_tools.files.tensor_types import F32
 from mtp_gguf.gguf_tools.heads.transplant import graft
 from mtp_gguf.gguf_tools.hub.sources import FileSource
 from mtp_gguf.gguf_tools.model import open_model
+from support.byte_source import ByteSource
 from support.checkpoints import DENSE
 from support.commands import refused, succeed
 from support.failing_files import failing
@@ -106,17 +107,8 @@ def test_tensors_given_as_bytes_and_another_alignment(models: Models, tmp_path: 
 
 
 def test_sources_without_a_descriptor(tmp_path: Path) -> None:
-    class Memory:
-        name, size = "memory", 100
-
-        def read(self, offset: int, length: int) -> bytes:
-            return bytes(range(100))[offset : offset + length]
-
-        def close(self) -> None:
-            pass
-
     with OutputFile(tmp_path / "x", 40) as output:
-        output.copy(10, Memory(), 50, 30)
+        output.copy(10, ByteSource(bytes(range(100))), 50, 30)
         output.commit()
     assert (tmp_path / "x").read_bytes() == bytes(10) + bytes(range(50, 80))
 

@@ -233,14 +233,14 @@ def test_all_appear_together(old: tuple[int, ...], targets: list[Path]) -> None:
     assert names(targets[0].parent) == ["a.gguf", "b.gguf", "c.gguf"]
 
 
-@pytest.mark.parametrize("failing", range(6))
+@pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("old", [(), (0,), (0, 1, 2)])
 @pytest.mark.parametrize("links", [True, False])
 def test_a_failed_rename_rolls_all_files_back(
     old: tuple[int, ...],
     error: BaseException,
-    failing: int,
+    number: int,
     links: bool,
     targets: list[Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -252,7 +252,7 @@ def test_a_failed_rename_rolls_all_files_back(
     whole, count = os.replace, iter(range(100))
 
     def replace(old_name: Path, new_name: Path) -> None:
-        if next(count) == failing:
+        if next(count) == number:
             raise error
         whole(old_name, new_name)
         if links:  # at no moment is a name without its file
@@ -261,7 +261,7 @@ def test_a_failed_rename_rolls_all_files_back(
     monkeypatch.setattr(os, "replace", replace)
     if not links:
         monkeypatch.setattr(os, "link", failing(errno.EPERM))
-    if failing >= len(targets) + (0 if links else len(old)):  # there are fewer
+    if number >= len(targets) + (0 if links else len(old)):  # there are fewer
         committed(targets, b"new")
         return
     with pytest.raises((OutputError, KeyboardInterrupt)):

@@ -81,7 +81,7 @@ def changed(
     name: of a tensor that differs in it.
     """
     with open_model(source) as model:
-        metadata = header_keys(model.first) | (keys or {})
+        metadata = {**header_keys(model.first), **(keys or {})}
         tensors = list(copies(model))
         for at, tensor in enumerate(tensors):
             if tensor.name == name:
