@@ -18,7 +18,6 @@ from mtp_gguf.gguf_tools.files.format import (
     ALIGNMENT_KEY,
     ArrayRef,
     GgufFile,
-    Layout,
     TensorSpec,
     Value,
     ValueType,
@@ -28,6 +27,7 @@ from mtp_gguf.gguf_tools.files.format import (
 from mtp_gguf.gguf_tools.files.tensor_types import BY_ID, F32, Q8_0, TensorType
 from support.byte_source import ByteSource
 from support.ggml_reader import Answer, describe
+from support.gguf_files import laid_out
 from support.golden_gguf import (
     CASES,
     FIELDS,
@@ -55,15 +55,6 @@ def read(data: bytes) -> GgufFile:
     return GgufFile(ByteSource(data))
 
 
-def written(layout: Layout, data: Sequence[bytes]) -> bytes:
-    """The file of a layout, each tensor's data in its place."""
-    file = bytearray(layout.size)
-    file[: len(layout.header)] = layout.header
-    for offset, part in zip(layout.offsets, data, strict=True):
-        file[offset : offset + len(part)] = part
-    return bytes(file)
-
-
 def sentence(data: bytes) -> str:
     """The reader's error for an invalid file."""
     with pytest.raises(FormatError) as error:
@@ -76,7 +67,7 @@ def sentence(data: bytes) -> str:
 
 def test_writes_the_golden_bytes() -> None:
     layout = lay_out(GOLDEN_METADATA, GOLDEN_TENSORS)
-    assert written(layout, [FIELDS["data 0"], FIELDS["data 1"]]) == GOLDEN
+    assert laid_out(layout, [FIELDS["data 0"], FIELDS["data 1"]]) == GOLDEN
     assert layout.offsets == (start_of("data 0"), start_of("data 1"))
 
 
@@ -346,7 +337,7 @@ def test_round_trip(
         metadata["general.alignment"] = Value(ValueType.U32, alignment)
     layout = lay_out(metadata, tensors)
     data = [source.randbytes(t.nbytes) for t in tensors]
-    content = written(layout, data)
+    content = laid_out(layout, data)
     file = read(content)
     assert {key: file.value(key) for key in file.keys} == metadata
     assert list(file.keys) == list(metadata)
@@ -390,7 +381,7 @@ EVERY_TYPE = [
 def everything(tensors: Sequence[TensorSpec]) -> bytes:
     """A file with every type of value and of array, and random tensors."""
     source = random.Random(1)
-    return written(lay_out(EVERY_VALUE, tensors), [source.randbytes(t.nbytes) for t in tensors])
+    return laid_out(lay_out(EVERY_VALUE, tensors), [source.randbytes(t.nbytes) for t in tensors])
 
 
 def ours_described(file: GgufFile) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from support.commands import invoke, refused, succeed
 from support.gguf_files import edited
 from support.hub_server import Hub
 from support.models import Models
-from support.range_server import Handler, Web
+from support.range_server import Behaviour, Handler, Web
 
 UNIFORM = ("--quant", "Q8_0")
 
@@ -79,8 +80,7 @@ def big_header(models: Models, path: Path) -> Path:
 def test_bytes_are_those_of_the_file(random_file: Path) -> None:
     data = random_file.read_bytes()
     random = np.random.default_rng(2)
-    with Web(random_file.parent) as web:
-        source = RemoteSource(web.url("data"))
+    with Web(random_file.parent) as web, closing(RemoteSource(web.url("data"))) as source:
         assert source.size == len(data)
         for _ in range(60):
             offset = int(random.integers(0, len(data)))
@@ -91,12 +91,10 @@ def test_bytes_are_those_of_the_file(random_file: Path) -> None:
         assert bytes(buffer) == data[5:1005]
         with pytest.raises(FormatError, match="the file ends at byte 9000000"):
             source.read(len(data) - 1, 2)
-        source.close()
 
 
 def test_small_reads_share_blocks_and_large_ones_are_exact(random_file: Path) -> None:
-    with Web(random_file.parent) as web:
-        source = RemoteSource(web.url("data"))
+    with Web(random_file.parent) as web, closing(RemoteSource(web.url("data"))) as source:
         for offset in range(0, 200_000, 100):
             source.read(offset, 100)
         assert source.requests == 1
@@ -108,17 +106,14 @@ def test_small_reads_share_blocks_and_large_ones_are_exact(random_file: Path) ->
         assert web.asked[-1].range == (17, 30_016)
         assert source.requests == len(web.asked) == 3
         assert source.fetched == web.sent
-        source.close()
 
 
 def test_reading_on_asks_for_more_each_time(random_file: Path) -> None:
-    with Web(random_file.parent) as web:
-        source = RemoteSource(web.url("data"))
+    with Web(random_file.parent) as web, closing(RemoteSource(web.url("data"))) as source:
         for offset in range(0, 9_000_000, 10_000):
             source.read(offset, 10_000)
         assert source.requests == 4
         assert source.fetched == 9_000_000
-        source.close()
 
 
 def test_a_listing_costs_its_header(models: Models, tmp_path: Path) -> None:
@@ -277,7 +272,7 @@ def test_names_of_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 # ------------------------------------------------------------------------------- faults
 
 
-def answering(*statuses: int, headers: dict[str, str] | None = None) -> object:
+def answering(*statuses: int, headers: dict[str, str] | None = None) -> Behaviour:
     """Answer the first requests with these statuses, and the rest correctly."""
     left = list(statuses)
 
@@ -294,11 +289,12 @@ def answering(*statuses: int, headers: dict[str, str] | None = None) -> object:
 def test_passing_faults_are_retried(status: int, random_file: Path) -> None:
     slept: list[float] = []
     behave = answering(status, status, headers={"Retry-After": "7"})
-    with Web(random_file.parent, behave) as web:  # type: ignore[arg-type]
-        source = RemoteSource(web.url("data"), slept.append)
+    with (
+        Web(random_file.parent, behave) as web,
+        closing(RemoteSource(web.url("data"), slept.append)) as source,
+    ):
         assert source.read(0, 100) == random_file.read_bytes()[:100]
         assert slept == [7.0, 7.0]
-        source.close()
 
 
 def test_lasting_faults_are_reported(random_file: Path) -> None:
@@ -332,33 +328,30 @@ def test_connections_that_drop(random_file: Path) -> None:
         handler.give(cut=cuts.pop(0))
         return True
 
-    with Web(random_file.parent, behave) as web:
-        source = RemoteSource(web.url("data"))
+    with Web(random_file.parent, behave) as web, closing(RemoteSource(web.url("data"))) as source:
         assert source.read(1_000_000, 6_000_000) == data[1_000_000:7_000_000]
         starts = [a.range[0] for a in web.asked[1:] if a.range]
         assert starts == [1_000_000 + n * piece for n in (0, 2, 2, 3)]
-        source.close()
 
 
 def test_a_file_that_changes(random_file: Path) -> None:
     tags = iter(['"1"', '"2"'])
-    with Web(random_file.parent, lambda h: h.give(etag=next(tags))) as web:
-        source = RemoteSource(web.url("data"))
-        with pytest.raises(RemoteError, match="changed while it was read"):
-            source.read(5_000_000, 10)
-        source.close()
-    with Web(random_file.parent) as web:
-        source = RemoteSource(web.url("data"))
+    with (
+        Web(random_file.parent, lambda h: h.give(etag=next(tags))) as web,
+        closing(RemoteSource(web.url("data"))) as source,
+        pytest.raises(RemoteError, match="changed while it was read"),
+    ):
+        source.read(5_000_000, 10)
+    with Web(random_file.parent) as web, closing(RemoteSource(web.url("data"))) as source:
         with random_file.open("ab") as file:
             file.write(b"more")
         with pytest.raises(RemoteError, match="changed while it was read"):
             source.read(5_000_000, 10)
-        source.close()
 
 
 LIES = ("bytes 5-10/9000000", "bytes 0-x/9", "", "bytes 0-9/" + "9" * 40, "bytes 0-1/*")
 START = {"Content-Range": "bytes 0-262143/9000000", "ETag": '"1"'}
-FAULTY: list[tuple[Callable[[Handler], bool], str]] = [
+FAULTY: list[tuple[Behaviour, str]] = [
     *((lambda h, r=r: h.answer(206, {"Content-Range": r}), "a range from byte 0") for r in LIES),  # type: ignore[misc]
     (lambda h: h.answer(206, START, bytes(400_000)), "sent more than requested"),
     (lambda h: h.answer(302, {"Location": h.path + "x"}), "redirects"),
@@ -366,9 +359,7 @@ FAULTY: list[tuple[Callable[[Handler], bool], str]] = [
 
 
 @pytest.mark.parametrize(("behave", "words"), FAULTY)
-def test_answers_that_cannot_be(
-    behave: Callable[[Handler], bool], words: str, random_file: Path
-) -> None:
+def test_answers_that_cannot_be(behave: Behaviour, words: str, random_file: Path) -> None:
     with Web(random_file.parent, behave) as web, pytest.raises(RemoteError, match=words):
         RemoteSource(web.url("data"))
 
@@ -387,7 +378,7 @@ def test_addresses_that_are_none(place: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- redirects, links, tokens
 
 
-def redirecting(target: list[str]) -> Callable[[Handler], bool]:
+def redirecting(target: list[str]) -> Behaviour:
     """Send requests for `hub/…` to the last target."""
 
     def behave(handler: Handler) -> bool:

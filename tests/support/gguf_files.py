@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFWriter, ReaderTensor
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, lay_out, open_gguf
+from mtp_gguf.gguf_tools.files.format import Layout, TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
 from mtp_gguf.gguf_tools.files.tensor_types import TensorType
 from mtp_gguf.gguf_tools.model import Metadata, open_model
@@ -196,12 +196,16 @@ def rewritten(
     layout = lay_out(
         metadata, [TensorSpec(n, shape, kind) for n, (shape, kind, _) in remaining.items()]
     )
-    data = bytearray(layout.size)
-    data[: len(layout.header)] = layout.header
-    for offset, (_, _, raw) in zip(layout.offsets, remaining.values(), strict=True):
-        data[offset : offset + len(raw)] = raw
-    out.write_bytes(data)
+    out.write_bytes(laid_out(layout, [raw for _, _, raw in remaining.values()]))
     return out
+
+
+def laid_out(layout: Layout, data: Sequence[bytes]) -> bytes:
+    """The file of a layout, each tensor's data in its place."""
+    file = bytearray(layout.header.ljust(layout.size, b"\0"))
+    for offset, part in zip(layout.offsets, data, strict=True):
+        file[offset : offset + len(part)] = part
+    return bytes(file)
 
 
 class Rewrite(Protocol):
