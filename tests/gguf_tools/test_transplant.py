@@ -203,14 +203,6 @@ def test_strip_needs_a_head(models: Models, tmp_path: Path) -> None:
         refused(tmp_path, *arguments, "-o", target, words=words)
 
 
-def test_another_architecture(models: Models, tmp_path: Path) -> None:
-    rename = {"general.architecture": Value(ValueType.STRING, "llama")}
-    llama = edited(models.convert(DENSE, *UNIFORM), tmp_path / "llama.gguf", metadata=rename)
-    for command in ("strip", "extract"):
-        words = ("a NextN block of 'llama'", "mtp-gguf train-head can train one")
-        refused(tmp_path, command, llama, "-o", tmp_path / "x.gguf", words=words)
-
-
 def test_blocks_that_no_model_has(models: Models, tmp_path: Path) -> None:
     hole = drop("blk.2.")
     holed = edited(models.convert(DENSE, *UNIFORM), tmp_path / "holed.gguf", tensors=hole)
