@@ -292,7 +292,13 @@ class TestGraft:
 
 
 class TestTrainHead:
-    FAST: ClassVar = {"tokens": 700, "length": 64, "epochs": 1, "steps": 2, "threads": 1}
+    FAST: ClassVar[dict[str, Any]] = {
+        "tokens": 700,
+        "length": 64,
+        "epochs": 1,
+        "steps": 2,
+        "threads": 1,
+    }
 
     @pytest.fixture
     def text(self, tmp_path: Path) -> Path:

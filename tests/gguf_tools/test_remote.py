@@ -352,7 +352,7 @@ def test_a_file_that_changes(random_file: Path) -> None:
 LIES = ("bytes 5-10/9000000", "bytes 0-x/9", "", "bytes 0-9/" + "9" * 40, "bytes 0-1/*")
 START = {"Content-Range": "bytes 0-262143/9000000", "ETag": '"1"'}
 FAULTY: list[tuple[Behaviour, str]] = [
-    *((lambda h, r=r: h.answer(206, {"Content-Range": r}), "a range from byte 0") for r in LIES),  # type: ignore[misc]
+    *((lambda h, r=r: h.answer(206, {"Content-Range": r}), "a range from byte 0") for r in LIES),
     (lambda h: h.answer(206, START, bytes(400_000)), "sent more than requested"),
     (lambda h: h.answer(302, {"Location": h.path + "x"}), "redirects"),
 ]
