@@ -122,39 +122,37 @@ def free_port(free_ports: list[int]) -> int:
     return free_ports[0]
 
 
-@pytest.fixture(scope="session")
-def patched_server() -> Path:
-    """A llama-server with our patches: the environment's, or that of `mtp-gguf build-server`."""
-    from mtp_gguf.server.build import find_build  # noqa: PLC0415
-    from mtp_gguf.server.find import VARIABLE  # noqa: PLC0415
-
-    stated = os.environ.get(VARIABLE)
-    built = find_build()
-    if not stated and not built:
-        pytest.skip(f"no patched llama-server: run `mtp-gguf build-server`, or set {VARIABLE}")
-    found = shutil.which(stated) if stated else str(built.server if built else "")
-    assert found, f"{VARIABLE}={stated} is no program"
-    return Path(found)
-
-
-@pytest.fixture(scope="session")
-def stock_server() -> Path:
-    """A llama-server of the pinned llama.cpp without our patches, which the environment names."""
-    variable = "MTP_GGUF_STOCK_SERVER"
-    stated = os.environ.get(variable)
-    if not stated:
-        pytest.skip(f"no stock llama-server: set {variable}")
+def _program(variable: str, stated: str) -> Path:
     found = shutil.which(stated)
     assert found, f"{variable}={stated} is no program"
     return Path(found)
 
 
 @pytest.fixture(scope="session")
+def patched_server() -> Path:
+    """A llama-server with our patches: the environment's, or that of `mtp-gguf build-server`."""
+    from mtp_gguf.server.build import find_build  # noqa: PLC0415
+    from mtp_gguf.server.find import VARIABLE  # noqa: PLC0415
+
+    stated, built = os.environ.get(VARIABLE), find_build()
+    if not stated and not built:
+        pytest.skip(f"no patched llama-server: run `mtp-gguf build-server`, or set {VARIABLE}")
+    return _program(VARIABLE, stated or str(built.server if built else ""))
+
+
+@pytest.fixture(scope="session")
+def stock_server() -> Path:
+    """A llama-server of the pinned llama.cpp without our patches, which the environment names."""
+    variable = "MTP_GGUF_STOCK_SERVER"
+    if not (stated := os.environ.get(variable)):
+        pytest.skip(f"no stock llama-server: set {variable}")
+    return _program(variable, stated)
+
+
+@pytest.fixture(scope="session")
 def llama_tools() -> Path:
     """The folder of llama-imatrix, llama-perplexity and llama-quantize of the pinned llama.cpp."""
     variable = "MTP_GGUF_LLAMA_TOOLS"
-    stated = os.environ.get(variable)
-    if not stated:
+    if not (stated := os.environ.get(variable)):
         pytest.skip(f"no tools of llama.cpp: set {variable} to the folder of a build")
-    assert (Path(stated) / "llama-imatrix").exists(), f"{variable}={stated} has no llama-imatrix"
-    return Path(stated)
+    return _program(variable, str(Path(stated) / "llama-imatrix")).parent

@@ -103,14 +103,13 @@ def test_commands_are_found() -> None:
     assert "No such command" in str(parses(["converts", "x"]))
 
 
-class TestReadme:
-    def test_the_demo_runs_these_commands(self, tmp_path: Path) -> None:
-        """`mtp-gguf demo` prints the commands of the first transcript, word for word."""
-        printed = invoke("demo", "-o", tmp_path / "demo.gguf").output
-        [first, *_] = [code for code in blocks(ROOT / "README.md", "") if code.startswith("$ ")]
-        shown = [line for line in first.splitlines() if line.startswith("$ mtp-gguf ")]
-        assert len(shown) == 2
-        assert {*shown} <= {*printed.splitlines()}
+def test_the_demo_runs_the_commands_of_the_readme(tmp_path: Path) -> None:
+    """`mtp-gguf demo` prints the commands of the first transcript, word for word."""
+    printed = invoke("demo", "-o", tmp_path / "demo.gguf").output
+    [first, *_] = [code for code in blocks(ROOT / "README.md", "") if code.startswith("$ ")]
+    shown = [line for line in first.splitlines() if line.startswith("$ mtp-gguf ")]
+    assert len(shown) == 2
+    assert {*shown} <= {*printed.splitlines()}
 
 
 def test_measured_tables_have_the_columns_of_today() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +21,7 @@ from mtp_gguf.convert.heads.graft import graft
 from mtp_gguf.gguf_tools.errors import MtpGgufError, OptionError, RequestError
 from mtp_gguf.gguf_tools.progress import Progress
 from mtp_gguf.train.api import train_head
-from support.commands import invoke, succeed
+from support.commands import invoke, run_python, succeed
 from support.models import Models
 
 OF_THE_CONSOLE = {"as_json", "verbose"}  # options of what a command prints
@@ -31,11 +29,7 @@ OF_THE_CONSOLE = {"as_json", "verbose"}  # options of what a command prints
 
 @pytest.mark.parametrize(
     ("function", "command"),
-    [
-        (convert, convert_command),
-        (graft, graft_command),
-        (train_head, train_head_command),
-    ],
+    [(convert, convert_command), (graft, graft_command), (train_head, train_head_command)],
 )
 def test_the_options_are_the_commands(
     function: Callable[..., Any], command: Callable[..., Any]
@@ -72,12 +66,11 @@ def test_the_commands_pass_every_option(
 
 
 def test_nothing_heavy_is_imported_before_a_call() -> None:
-    program = (
+    run_python(
         "import sys, mtp_gguf, mtp_gguf.convert\n"
         "assert callable(mtp_gguf.convert)\n"
         "assert not {'numpy', 'gguf', 'torch', 'typer', 'llama_cpp'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_package_is_the_function() -> None:
@@ -90,9 +83,8 @@ def test_the_package_is_the_function() -> None:
         "from mtp_gguf.convert.plans import plan",
     ):
         check = "import types; assert isinstance(mtp_gguf.convert, types.ModuleType)"
-        call = "assert callable(mtp_gguf.convert) and callable(mtp_gguf.graft)"
-        "; assert callable(mtp_gguf.train_head)"
-        subprocess.run([sys.executable, "-c", f"{program}; {check}; {call}"], check=True)
+        functions = "mtp_gguf.convert, mtp_gguf.graft, mtp_gguf.train_head"
+        run_python(f"{program}; {check}; assert all(map(callable, ({functions})))")
 
 
 class TestConvert:
@@ -163,10 +155,7 @@ class TestConvert:
             (("--tensor-type", "x"), {"tensor_type": ["x"]}),
             (("--revision", "main"), {"revision": "main"}),
             (("--stream",), {"stream": True}),
-            (
-                ("--target-bpw", 4, "--target-kld", 0.1),
-                {"target_bpw": 4, "target_kld": 0.1},
-            ),
+            (("--target-bpw", 4, "--target-kld", 0.1), {"target_bpw": 4, "target_kld": 0.1}),
             (("-o", "x.safetensors"), {"output": "x.safetensors"}),
             (("-o", "-"), {"output": "-"}),
         ],
@@ -244,10 +233,7 @@ class TestGraft:
     @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("options", "arguments"),
-        [
-            ((), {}),
-            (("--mtp-f16", "--fastmtp", 300), {"mtp_f16": True, "fastmtp": 300}),
-        ],
+        [((), {}), (("--mtp-f16", "--fastmtp", 300), {"mtp_f16": True, "fastmtp": 300})],
     )
     def test_the_file_is_the_commands(
         self,
@@ -306,8 +292,7 @@ class TestGraft:
 
 
 class TestTrainHead:
-    FAST = ("--tokens", 700, "--length", 64, "--epochs", 1, "--steps", 2, "-t", 1)
-    SAME: ClassVar[dict[str, Any]] = {
+    FAST: ClassVar[dict[str, Any]] = {
         "tokens": 700,
         "length": 64,
         "epochs": 1,
@@ -328,10 +313,11 @@ class TestTrainHead:
         model = models.gguf("demo", "Q4_K_M", "F16")
         ours, theirs = tmp_path / "ours.gguf", tmp_path / "theirs.gguf"
         threads = torch.get_num_threads()
-        made = mtp_gguf.train_head(model, ours, text=text, fastmtp=300, **self.SAME)
+        made = mtp_gguf.train_head(model, ours, text=text, fastmtp=300, **self.FAST)
         assert capfd.readouterr() == ("", "")
         assert torch.get_num_threads() == threads
-        options = ("--text", text, "--fastmtp", 300, *self.FAST, "--json")
+        fast = [word for name, value in self.FAST.items() for word in (f"--{name}", value)]
+        options = ("--text", text, "--fastmtp", 300, *fast, "--json")
         told = json.loads(invoke("train-head", model, "-o", theirs, *options).stdout)
         assert made.path == ours
         assert made.kept is None

@@ -37,9 +37,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz.native_corpus import DENSE, MOE
 
+from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 from mtp_gguf.gguf_tools.files.format import ValueType
 from mtp_gguf.native._bindings import library
+from mtp_gguf.native.chat.generate import Generation, generate
+from mtp_gguf.native.llama.mtp_llama import MTPLlama
 from support.commands import invoke
 from support.draw_mutations import random_mutations
 from support.gguf_mutations import (
@@ -88,9 +91,6 @@ def draw(contents: dict[str, Content], number: int) -> tuple[str, list[Mutation]
     return name, random_mutations(contents[name], source)
 
 
-# --------------------------------------------------------------------------------- commands
-
-
 def _command(*words: object) -> str:
     result = invoke(*words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -107,8 +107,6 @@ def _command(*words: object) -> str:
 
 
 def _bench(path: Path) -> str:
-    from mtp_gguf.bench.model import BenchModel, Setting  # noqa: PLC0415
-
     with BenchModel(path, n_ctx=64, threads=1) as model:
         tokens = model.tokenize(PROMPT) or [1]
         with model.session(Setting(2)) as session:
@@ -124,27 +122,13 @@ def _bench(path: Path) -> str:
 
 
 def _plain(path: Path) -> str:
-    from mtp_gguf.native.chat.generate import Generation, generate  # noqa: PLC0415
-
     list(generate(path, [PROMPT], Generation(4, 0.8, 1, 128)))
     return "accepted"
 
 
-def _vocabulary(path: Path, folder: Path) -> str:
-    corpus = folder / "corpus.txt"
-    if not corpus.exists():
-        corpus.write_text("def f(x): return x\n" * 20)
-    words = ("fastmtp", "add", path, "--corpus", corpus, "-o", folder / "o.gguf", "--overwrite")
-    return _command(*words)
-
-
 def _head_of_another(path: Path, trunk: Path) -> str:
-    from contextlib import closing  # noqa: PLC0415
-
-    from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: PLC0415
-
     options: dict[str, Any] = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "profile": False}
-    with closing(MTPLlama(str(trunk), depth=2, mtp_head=str(path), **options)) as llm:
+    with contextlib.closing(MTPLlama(str(trunk), depth=2, mtp_head=str(path), **options)) as llm:
         for token, _ in zip(llm.generate([1, 2, 3]), range(4), strict=False):
             llm.detokenize([token])
     return "accepted"
@@ -153,10 +137,10 @@ def _head_of_another(path: Path, trunk: Path) -> str:
 def steps(path: Path, number: int, folder: Path) -> dict[str, Callable[[], str]]:
     """The commands for one file: `doctor`, `generate`, and one of the others by its number."""
     out = ("-o", folder / "o.gguf", "--overwrite")
-    sound, trunk = folder / "dense.gguf", folder / "trunk.gguf"
+    sound, trunk, corpus = (folder / name for name in ("dense.gguf", "trunk.gguf", "corpus.txt"))
     others: list[tuple[str, Callable[[], str]]] = [
         ("bench", lambda: _bench(path)),
-        ("fastmtp add", lambda: _vocabulary(path, folder)),
+        ("fastmtp add", lambda: _command("fastmtp", "add", path, "--corpus", corpus, *out)),
         ("plain", lambda: _plain(path)),
         ("convert", lambda: _command("convert", path, *out, "--quant", "Q4_K_M")),
         ("head of another", lambda: _head_of_another(path, sound)),
@@ -191,9 +175,6 @@ def outcome(step: Callable[[], str]) -> str:
         return "no memory"
     except BaseException as error:
         return f"traceback: {type(error).__name__}: {str(error)[:200]}"
-
-
-# ---------------------------------------------------------------------------------- workers
 
 
 def import_commands() -> None:
@@ -374,6 +355,7 @@ def main() -> None:
         contents = base_contents(folder)
         (folder / "dense.gguf").write_bytes(contents["dense"].encode())
         invoke("strip", folder / "dense.gguf", "-o", folder / "trunk.gguf")
+        (folder / "corpus.txt").write_text("def f(x): return x\n" * 20)
         import_commands()
         campaign = Campaign(contents, folder)
         began = time.monotonic()

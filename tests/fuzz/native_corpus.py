@@ -17,19 +17,19 @@ import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType, lay_out, open_gguf
-from mtp_gguf.gguf_tools.files.tensor_types import I64, TensorType
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
+from mtp_gguf.gguf_tools.files.tensor_types import I64
 from mtp_gguf.native.checkpoint import CheckpointKind
 from mtp_gguf.native.depth import DepthChooser, Outcome
 from mtp_gguf.native.lookup_files import Corpus
 from mtp_gguf.native.sessions.session_file import write_session
 from support.checkpoints import Spec
+from support.gguf_files import Tensor, rewritten
 from support.models import Models
 from support.native_trunk import opened_session
 from support.session_files import parse_session, version_1
@@ -51,29 +51,19 @@ DENSE = Spec(
 MOE = replace(DENSE, name="fuzz-moe", experts=4, fused_mtp_experts=True)
 ROWS = 16  # of the embedding in a head file
 
-Content = dict[str, tuple[tuple[int, ...], TensorType, bytes]]
 
-
-def head_file(path: Path, keys: dict[str, Value], extra: Content) -> bytes:
+def head_file(path: Path, keys: dict[str, Value], extra: dict[str, Tensor]) -> bytes:
     """The head of a model with an embedding of few rows and no tokenizer: a few KiB."""
     with open_gguf(path) as file:
         block = (file.integer(f"{file.scalar('general.architecture')}.block_count") or 1) - 1
-        metadata: dict[str, Any] = {k: file.value(k) for k in file.keys if "tokenizer" not in k}
-        content: Content = {
-            t.name: (t.shape, t.type, bytes(file.source.read(t.offset, t.nbytes)))
-            for t in file.tensors
-            if t.name.startswith(f"blk.{block}.")
-        }
+        tokenizer = {key: None for key in file.keys if "tokenizer" in key}
+        trunk = {t.name: None for t in file.tensors if not t.name.startswith(f"blk.{block}.")}
         table = file.by_name["token_embd.weight"]
         width = table.nbytes // max(table.shape)
         few = bytes(file.source.read(table.offset, ROWS * width))
-        content["token_embd.weight"] = ((DENSE.hidden, ROWS), table.type, few)
-    content |= extra
-    layout = lay_out(metadata | keys, [TensorSpec(n, s, t) for n, (s, t, _) in content.items()])
-    data = bytearray(layout.header.ljust(layout.size, b"\0"))
-    for offset, (_, _, raw) in zip(layout.offsets, content.values(), strict=True):
-        data[offset : offset + len(raw)] = raw
-    return bytes(data)
+    embedding = {"token_embd.weight": ((DENSE.hidden, ROWS), table.type, few)}
+    out = path.with_suffix(".head")
+    return rewritten(path, out, {**tokenizer, **keys}, {**trunk, **embedding, **extra}).read_bytes()
 
 
 def heads(models: Models) -> list[bytes]:

@@ -41,7 +41,7 @@ from support.gguf_mutations import (
 )
 from support.models import Models
 
-U32, F32, STRING = ValueType.U32, ValueType.F32, ValueType.STRING
+U32, I32, F32, STRING = ValueType.U32, ValueType.I32, ValueType.F32, ValueType.STRING
 TOKENS = "tokenizer.ggml.tokens"
 EVERY_DAY = 60
 SWEEP = int(os.environ.get("MTP_FUZZ_FILES", "20000"))
@@ -56,68 +56,53 @@ class Fault:
     model: str = "dense"
 
 
-def key(name: str, value: Any, kind: ValueType = U32) -> SetKey:
-    return SetKey(f"qwen35.{name}", kind, value)
+def dense(name: str, value: Any, says: str, *more: Mutation, kind: ValueType = U32) -> Fault:
+    """A faulty key of the dense model, and what is expected of it."""
+    return Fault([SetKey(f"qwen35.{name}", kind, value), *more], f"{name}: expected {says}")
 
 
-def moe(name: str, value: Any) -> SetKey:
-    return SetKey(f"qwen35moe.{name}", U32, value)
+def moe(name: str, value: int, says: str) -> Fault:
+    return Fault([SetKey(f"qwen35moe.{name}", U32, value)], f"{name}: expected {says}", "moe")
 
 
 FIT = FitTensors()
+SECTIONS = "qwen35.rope.dimension_sections"
+MODEL = "tokenizer.ggml.model"
 FAULTS = {
-    "too many layers": Fault([key("block_count", 1025)], "block_count: expected 1 to 512"),
-    "more heads than layers": Fault(
-        [key("nextn_predict_layers", 31)], "nextn_predict_layers: expected"
-    ),
-    "experts used and none there": Fault(
-        [key("expert_used_count", 2)], "expert_used_count: expected 0"
-    ),
-    "more experts used than there are": Fault(
-        [moe("expert_used_count", 32)], "expert_used_count: expected 1 to 4", "moe"
-    ),
-    "no expert used": Fault([moe("expert_used_count", 0)], "expert_used_count: expected 1", "moe"),
-    "too many experts": Fault([moe("expert_count", 2000)], "expert_count: expected 1 to", "moe"),
-    "more groups than experts": Fault(
-        [moe("expert_group_count", 4)], "expert_group_count: expected 0 to 3", "moe"
-    ),
+    "too many layers": dense("block_count", 1025, "1 to 512"),
+    "more heads than layers": dense("nextn_predict_layers", 31, ""),
+    "experts used and none there": dense("expert_used_count", 2, "0"),
+    "more experts used than there are": moe("expert_used_count", 32, "1 to 4"),
+    "no expert used": moe("expert_used_count", 0, "1"),
+    "too many experts": moe("expert_count", 2000, "1 to"),
+    "more groups than experts": moe("expert_group_count", 4, "0 to 3"),
     "experts without a width": Fault(
         [DropKey("qwen35moe.expert_feed_forward_length"), FIT], "expected dimensions from 1", "moe"
     ),
     "a shared expert without a width": Fault(
-        [moe("expert_shared_feed_forward_length", 0), FIT], "expected dimensions from 1", "moe"
+        [SetKey("qwen35moe.expert_shared_feed_forward_length", U32, 0), FIT],
+        "expected dimensions from 1",
+        "moe",
     ),
-    "an unknown way to scale positions": Fault(
-        [key("rope.scaling.type", "dynamic", STRING)], "rope.scaling.type: expected one of"
+    "an unknown way to scale positions": dense(
+        "rope.scaling.type", "dynamic", "one of", kind=STRING
     ),
     "keys wider than values": Fault(
-        [key("attention.key_length", 256), FIT], "value_length: expected the key length, 256"
+        [SetKey("qwen35.attention.key_length", U32, 256), FIT],
+        "value_length: expected the key length, 256",
     ),
-    "heads that cannot be shared": Fault(
-        [key("attention.head_count_kv", 3), FIT], "head_count_kv: expected a divisor of 2"
-    ),
-    "an odd rotation": Fault(
-        [key("rope.dimension_count", 3)], "rope.dimension_count: expected an even number"
-    ),
-    "sections wider than a head": Fault(
-        [SetKey("qwen35.rope.dimension_sections", ValueType.I32, 20)], "dimension_sections"
-    ),
+    "heads that cannot be shared": dense("attention.head_count_kv", 3, "a divisor of 2", FIT),
+    "an odd rotation": dense("rope.dimension_count", 3, "an even number"),
+    "sections wider than a head": Fault([SetKey(SECTIONS, I32, 20)], "dimension_sections"),
     "sections of nothing": Fault(
-        [SetArray("qwen35.rope.dimension_sections", ValueType.I32, (0, 0, 0, 0))],
+        [SetArray(SECTIONS, I32, (0, 0, 0, 0))],
         "dimension_sections: expected numbers from 0 that add up to 1 to 64",
     ),
-    "a negative epsilon": Fault(
-        [key("attention.layer_norm_rms_epsilon", -1.0, F32)], "rms_epsilon: expected 0 or more"
-    ),
-    "key heads that cannot be spread": Fault(
-        [key("ssm.group_count", 12), FIT], "ssm.group_count: expected a divisor of 1"
-    ),
-    "an inner size of its own": Fault(
-        [key("ssm.inner_size", 4)], "ssm.inner_size: expected 32 × 1, found 4"
-    ),
-    "one layer in no layers": Fault(
-        [key("full_attention_interval", 0), DropKey("qwen35.attention.recurrent_layers")],
-        "full_attention_interval: expected 1 to",
+    "a negative epsilon": dense("attention.layer_norm_rms_epsilon", -1.0, "0 or more", kind=F32),
+    "key heads that cannot be spread": dense("ssm.group_count", 12, "a divisor of 1", FIT),
+    "an inner size of its own": dense("ssm.inner_size", 4, "32 × 1, found 4"),
+    "one layer in no layers": dense(
+        "full_attention_interval", 0, "1 to", DropKey("qwen35.attention.recurrent_layers")
     ),
     "a norm in 16 bits": Fault(
         [Retype("blk.0.attn_norm.weight", "BF16")], "attn_norm.weight: expected F32, found BF16"
@@ -136,36 +121,26 @@ FAULTS = {
         [SetElement(TOKENS, 1, "!\0x")], "expected each token once, found '!'"
     ),
     "no room for BOS": Fault(
-        [
-            CutArray(TOKENS, 8),
-            SetKey("tokenizer.ggml.add_bos_token", ValueType.BOOL, 1),
-            FIT,
-        ],
+        [CutArray(TOKENS, 8), SetKey("tokenizer.ggml.add_bos_token", ValueType.BOOL, 1), FIT],
         "tokens: expected 12 tokens or more, found 8",
     ),
     "no vocabulary": Fault(
-        [SetKey("tokenizer.ggml.model", STRING, "no_vocab"), key("vocab_size", 1024)],
-        "tokenizer.ggml.model: expected 'gpt2'",
+        [SetKey(MODEL, STRING, "no_vocab"), SetKey("qwen35.vocab_size", U32, 1024)],
+        f"{MODEL}: expected 'gpt2'",
     ),
     "a vocabulary of another kind": Fault(
-        [SetKey("tokenizer.ggml.model", STRING, "llama")], "tokenizer.ggml.model: expected 'gpt2'"
+        [SetKey(MODEL, STRING, "llama")], f"{MODEL}: expected 'gpt2'"
     ),
 }
 # Refused where they once were another crash: a read past the hidden states that drafting asks for,
 # a traceback, a loop of 2^32 rounds.
 OTHERS = {
-    "an output width of its own": Fault(
-        [key("embedding_length_out", 65)], "embedding_length_out: expected 32"
-    ),
-    "a context past what is counted": Fault(
-        [key("context_length", 2**31)], "context_length: expected 1 to 2147483647"
-    ),
+    "an output width of its own": dense("embedding_length_out", 65, "32"),
+    "a context past what is counted": dense("context_length", 2**31, "1 to 2147483647"),
     "a template that is none": Fault(
         [SetKey("tokenizer.chat_template", STRING, "{%")], "chat_template: expected a Jinja"
     ),
-    "layers without end": Fault(
-        [key("nextn_predict_layers", 2**32 - 1)], "nextn_predict_layers: expected"
-    ),
+    "layers without end": dense("nextn_predict_layers", 2**32 - 1, ""),
 }
 
 

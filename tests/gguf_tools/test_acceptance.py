@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from mtp_gguf.native.errors import HeadMissingError
 from mtp_gguf.native.runtime import VARIABLE
 from support.commands import invoke, succeed
 from support.gguf_files import edited, permute_projection
+from support.models import DEMO
 
 # 59 of 140 when this was written, a few more or less where kernels round differently.
 GOOD, BAD = LEAST, 0.2
@@ -36,7 +36,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the demo as `whole.gguf`, its trunk, and the checkpoint `hf`."""
     folder = tmp_path_factory.mktemp("demo")
-    (folder / "hf").symlink_to(Path(str(resources.files("mtp_gguf.gguf_tools") / "demo_model")))
+    (folder / "hf").symlink_to(DEMO)
     succeed("convert", folder / "hf", "-o", folder / "whole.gguf", "--mtp-f16", "--no-check")
     succeed("strip", folder / "whole.gguf", "-o", folder / "trunk.gguf")
     return folder

@@ -19,14 +19,8 @@ from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, BLOCKS, OUR_ARCHITECTURES
 from mtp_gguf.gguf_tools.model import Metadata, open_model
 from support.commands import held, invoke, refused, succeed
-from support.gguf_files import edited
-from support.upstream.nextn_models import (
-    LAYERS,
-    drafts,
-    trunk_layers,
-    trunk_tokens,
-    write_models,
-)
+from support.gguf_files import drop, edited
+from support.upstream.nextn_models import LAYERS, drafts, trunk_layers, trunk_tokens, write_models
 
 OTHERS = [name for name in ARCHITECTURES if name not in OUR_ARCHITECTURES]
 EVERYDAY = ("glm4moe", "mimo2")
@@ -37,23 +31,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_models(tmp_path_factory.mktemp("nextn"), ARCHITECTURES)
 
 
-def without(source: Path, target: Path, *names: str) -> Path:
-    """A copy of a file without some tensors."""
-
-    def drop(tensors: dict[str, TensorCopy]) -> None:
-        for name in names:
-            del tensors[name]
-
-    return edited(source, target, tensors=drop)
-
-
-# ---------------------------------------------------------------------------------- the table
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "name",
-    [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES],
+    "name", [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in ARCHITECTURES]
 )
 def test_the_table(name: str, files: dict[str, Path], tmp_path: Path) -> None:
     """Exactly the tensors of its row are those without which llama.cpp does not draft."""
@@ -61,7 +41,8 @@ def test_the_table(name: str, files: dict[str, Path], tmp_path: Path) -> None:
     with open_model(files[name]) as model:
         tensors = [tensor for tensor in model.tensors if tensor.startswith(block)]
     copies = [
-        without(files[name], tmp_path / f"{i}.gguf", tensor) for i, tensor in enumerate(tensors)
+        edited(files[name], tmp_path / f"{i}.gguf", tensors=drop(tensor))
+        for i, tensor in enumerate(tensors)
     ]
     ours = []
     for copy in copies:
@@ -86,9 +67,6 @@ def test_the_documentation_has_a_row_for_each() -> None:
         line.split("|")[1].strip(" `") for line in page.splitlines() if "step by step |" in line
     ]
     assert rows == OTHERS
-
-
-# ------------------------------------------------------------------------------- the commands
 
 
 @pytest.mark.thorough
@@ -146,9 +124,6 @@ def test_listing(files: dict[str, Path]) -> None:
         assert not listed["head"]["ours"], name
 
 
-# ----------------------------------------------------------------------------------- bad inputs
-
-
 def test_heads_of_other_models(files: dict[str, Path], tmp_path: Path) -> None:
     trunk = tmp_path / "trunk.gguf"
     succeed("strip", files["glm4moe"], "-o", trunk)
@@ -158,9 +133,7 @@ def test_heads_of_other_models(files: dict[str, Path], tmp_path: Path) -> None:
     words = ("has an MTP head in block 2 already",)
     refused(tmp_path, "graft", files["glm4moe"], "--from", files["glm4moe"], *out, words=words)
 
-    def wide(keys: Metadata) -> None:
-        keys["glm4moe.expert_count"] = Value(ValueType.U32, 4)
-
+    wide = {"glm4moe.expert_count": Value(ValueType.U32, 4)}
     other = edited(files["glm4moe"], tmp_path / "other.gguf", metadata=wide)
     words = ("has expert_count 4, but", "its head does not fit")
     refused(tmp_path, "graft", trunk, "--from", other, *out, words=words)
@@ -168,9 +141,7 @@ def test_heads_of_other_models(files: dict[str, Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "claimed"), [("glm4moe", 2), ("step35", 2), ("step35", 4)])
 def test_numbers_of_layers(name: str, claimed: int, files: dict[str, Path], tmp_path: Path) -> None:
-    def claim(keys: Metadata) -> None:
-        keys[f"{name}.nextn_predict_layers"] = Value(ValueType.U32, claimed)
-
+    claim = {f"{name}.nextn_predict_layers": Value(ValueType.U32, claimed)}
     path = edited(files[name], tmp_path / "x.gguf", metadata=claim)
     found = json.loads(invoke("doctor", path, "--json").output)
     assert found["findings"][0]["code"] == "layers"
@@ -178,7 +149,8 @@ def test_numbers_of_layers(name: str, claimed: int, files: dict[str, Path], tmp_
 
 
 def test_one_of_three_heads_is_incomplete(files: dict[str, Path], tmp_path: Path) -> None:
-    path = without(files["step35"], tmp_path / "x.gguf", "blk.3.attn_output.weight")
+    broken = drop("blk.3.attn_output.")
+    path = edited(files["step35"], tmp_path / "x.gguf", tensors=broken)
     words = ("no complete MTP head: attn_output.weight is missing",)
     refused(tmp_path, "extract", path, "-o", tmp_path / "y.gguf", words=words)
 

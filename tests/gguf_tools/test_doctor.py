@@ -18,7 +18,6 @@ import pytest
 from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
-from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.libraries.replay import replays
 from support.carried_models import write_model
@@ -26,18 +25,22 @@ from support.checkpoint_edits import edit_json, edit_tensors
 from support.checkpoints import COVERED, DENSE, MOE, SPECS, Spec
 from support.commands import invoke, refused, succeed
 from support.gguf_files import (
+    TensorEdit,
     differing,
+    drop,
     edited,
     numbers_of,
+    renumber,
+    reshape,
     tensors_of,
     value_of,
-    with_numbers,
 )
 from support.models import Models
 
 UNIFORM = ("--quant", "Q8_0")
 IDS = "mtp_gguf.fastmtp.token_ids"
 HEAD = "blk.4."
+U32 = partial(Value, ValueType.U32)
 
 
 def doctor(*arguments: object, code: int) -> dict[str, Any]:
@@ -56,52 +59,21 @@ def codes_of(fields: dict[str, Any]) -> list[str]:
 
 
 def fixed(command: str, folder: Path, original: Path) -> Path:
-    """Run a `fix` command as printed and return the file that it wrote."""
+    """Run a `fix` command as printed and return the file that it wrote, which has no fault."""
     before = set(folder.iterdir())
     for part in command.replace("ORIGINAL", shlex.quote(str(original))).split(" && "):
         words = shlex.split(part)
         assert words[0] == "mtp-gguf"
         succeed(*words[1:])
     made = {path for path in folder.iterdir() if path not in before and path.name != "trunk.gguf"}
-    assert len(made) == 1
-    return made.pop()
+    [path] = made
+    assert doctor(path, code=0)["findings"] == []
+    return path
 
 
-def set_key(name: str, value: int | None) -> Callable[[Metadata], None]:
-    def edit(keys: Metadata) -> None:
-        keys.pop(name)
-        if value is not None:
-            keys[name] = Value(ValueType.U32, value)
-
-    return edit
-
-
-def drop(*names: str) -> Callable[[dict[str, TensorCopy]], None]:
-    def edit(tensors: dict[str, TensorCopy]) -> None:
-        for name in [n for n in tensors if n.startswith(names)]:
-            del tensors[name]
-
-    return edit
-
-
-def f32(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, TensorCopy]], None]:
-    """Change the values of F32 tensors whose names have `name` in them."""
-
-    def edit(tensors: dict[str, TensorCopy]) -> None:
-        for key in [n for n in tensors if name in n and n.startswith(HEAD)]:
-            tensors[key] = with_numbers(tensors[key], change(numbers_of(tensors[key])))
-
-    return edit
-
-
-def transpose(tensors: dict[str, TensorCopy]) -> None:
-    name = HEAD + "nextn.eh_proj.weight"
-    spec = TensorSpec(name, tensors[name].spec.shape[::-1], tensors[name].spec.type)
-    tensors[name] = dataclasses.replace(tensors[name], spec=spec)
-
-
-def recurrent(keys: Metadata) -> None:
-    keys["qwen35.attention.recurrent_layers"] = Value(ValueType.BOOL, [True, True, True, False])
+def in_head(name: str, change: Callable[[Any], Any]) -> TensorEdit:
+    """Change the numbers of the head's tensors that have `name` in theirs."""
+    return renumber(rf"^blk\.4\..*{name}", change)
 
 
 # ------------------------------------------------------------------------ sound models
@@ -150,17 +122,14 @@ def test_a_head_of_another_tokenizer(models: Models, tmp_path: Path, monkeypatch
     """The vocabularies have the same size and differ only in their tokens."""
     monkeypatch.chdir(tmp_path)
     trunk = models.convert(DENSE, *UNIFORM, "--no-mtp")
-
-    def rename(keys: Metadata) -> None:
-        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, [f"t{i}" for i in range(1024)])
-
+    tokens = Value(ValueType.STRING, [f"t{i}" for i in range(1024)])
     head = models.convert(DENSE, *UNIFORM, "--head-only")
-    foreign = edited(head, tmp_path / "foreign.gguf", metadata=rename)
+    foreign = tmp_path / "foreign.gguf"
+    edited(head, foreign, metadata={"tokenizer.ggml.tokens": tokens})
     [finding] = doctor(trunk, "--head", foreign, code=1)["findings"]
     assert finding["code"] == "does-not-fit"
     assert "different tokenizers (1024 tokens differ)" in finding["text"]
-    cured = fixed(finding["fix"], tmp_path, models.checkpoint(DENSE))
-    assert doctor(cured, code=0)["findings"] == []
+    fixed(finding["fix"], tmp_path, models.checkpoint(DENSE))
 
 
 @pytest.mark.parametrize("layout", ["table", "sidecar"])
@@ -176,15 +145,8 @@ def test_layouts_that_stock_cannot_load(layout: str, models: Models) -> None:
 
 
 def test_memory_by_hand(models: Models) -> None:
-    fields = doctor(
-        models.convert(DENSE, "--mtp-f16", "--fastmtp", "128"),
-        "--context",
-        1000,
-        "--depth",
-        2,
-        code=0,
-    )
-    memory = fields["memory"]
+    model = models.convert(DENSE, "--mtp-f16", "--fastmtp", "128")
+    memory = doctor(model, "--context", 1000, "--depth", 2, code=0)["memory"]
     # Head of 256 x (512 + 128 + 128 + 256) + 512 x 256 + 3 x 256 x 256 halves, seven norms.
     norms = 4 * (5 * 256 + 2 * 64)
     assert memory["head"] == 2 * (256 * 1024 + 512 * 256 + 3 * 256 * 256) + norms
@@ -194,12 +156,9 @@ def test_memory_by_hand(models: Models) -> None:
     # k of two heads, delta of six, six decays, and the convolution's inputs.
     assert memory["state_log"] == 3 * 4 * ((2 + 6) * 128 + 6 + (6 * 128 + 2 * 2 * 128))
     assert memory["draft_rows"] == 128 * 210  # tied, rows of 256 in Q6_K
-    assert memory["total"] == (
-        memory["head"] + memory["cache"] + 2 * memory["state_copy"] + memory["draft_rows"]
-    )
-    assert memory["total_by_replay"] == (
-        memory["head"] + memory["cache"] + 2 * memory["state_log"] + memory["draft_rows"]
-    )
+    rest = memory["head"] + memory["cache"] + memory["draft_rows"]
+    assert memory["total"] == rest + 2 * memory["state_copy"]
+    assert memory["total_by_replay"] == rest + 2 * memory["state_log"]
 
 
 @pytest.mark.sample(5)
@@ -248,13 +207,17 @@ def test_the_report_reads_well(models: Models) -> None:
     [
         ("claimed-head", None, drop(HEAD)),
         ("incomplete-head", None, drop(HEAD + "nextn.eh_proj", HEAD + "ffn_up")),
-        ("hidden-head", set_key("qwen35.nextn_predict_layers", None), None),
-        ("hidden-head", set_key("qwen35.nextn_predict_layers", 0), None),
-        ("block-count", set_key("qwen35.block_count", 4), None),
-        ("block-count", set_key("qwen35.block_count", 6), None),
-        ("recurrent-layers", recurrent, None),
-        ("head-shape", None, transpose),
-        ("not-finite", None, f32("nextn.enorm", lambda w: w * np.nan)),
+        ("hidden-head", {"qwen35.nextn_predict_layers": None}, None),
+        ("hidden-head", {"qwen35.nextn_predict_layers": U32(0)}, None),
+        ("block-count", {"qwen35.block_count": U32(4)}, None),
+        ("block-count", {"qwen35.block_count": U32(6)}, None),
+        (
+            "recurrent-layers",
+            {"qwen35.attention.recurrent_layers": Value(ValueType.BOOL, [True] * 3 + [False])},
+            None,
+        ),
+        ("head-shape", None, reshape(HEAD + "nextn.eh_proj.weight", lambda shape: shape[::-1])),
+        ("not-finite", None, in_head("nextn.enorm", lambda w: w * np.nan)),
     ],
 )
 def test_faults_and_their_cure(
@@ -262,14 +225,10 @@ def test_faults_and_their_cure(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = models.convert(DENSE, *UNIFORM, "--mtp-f16")
-    nothing = lambda _: None  # noqa: E731
-    broken = edited(
-        whole, tmp_path / "b.gguf", metadata=metadata or nothing, tensors=tensors or nothing
-    )
+    broken = edited(whole, tmp_path / "b.gguf", metadata=metadata, tensors=tensors)
     fields = doctor(broken, code=1)
     assert codes_of(fields) == [code]
     cured = fixed(fields["findings"][0]["fix"], tmp_path, whole)
-    assert doctor(cured, code=0)["findings"] == []
     assert cured.read_bytes()[-1000:] == whole.read_bytes()[-1000:]
 
 
@@ -277,12 +236,11 @@ def test_two_mtp_layers(models: Models, tmp_path: Path, monkeypatch: Any) -> Non
     """As llama.cpp's converter writes them: the second block has no nextn tensors."""
     monkeypatch.chdir(tmp_path)
     whole = models.convert(DENSE, *UNIFORM, "--mtp-type", "F16")
-
-    def claim(keys: Metadata) -> None:
-        keys["qwen35.nextn_predict_layers"] = Value(ValueType.U32, 2)
-        keys["qwen35.block_count"] = Value(ValueType.U32, 6)
-        layers = [True, True, True, False, False, False]
-        keys["qwen35.attention.recurrent_layers"] = Value(ValueType.BOOL, layers)
+    claim = {
+        "qwen35.nextn_predict_layers": U32(2),
+        "qwen35.block_count": U32(6),
+        "qwen35.attention.recurrent_layers": Value(ValueType.BOOL, [True] * 3 + [False] * 3),
+    }
 
     def double(tensors: dict[str, TensorCopy]) -> None:
         for name in [n for n in tensors if n.startswith(HEAD) and "nextn" not in n]:
@@ -300,7 +258,6 @@ def test_two_mtp_layers(models: Models, tmp_path: Path, monkeypatch: Any) -> Non
     for command in (("extract", two), ("convert", two), ("convert", two, "--head-only")):
         refused(tmp_path, *command, "-o", tmp_path / "x.gguf", words=words)
     cured = fixed(finding["fix"], tmp_path, tmp_path / "no other model is needed")
-    assert doctor(cured, code=0)["findings"] == []
     assert not differing(tensors_of(cured), tensors_of(whole))
     assert value_of(cured, "qwen35.block_count") == 5
 
@@ -312,42 +269,37 @@ def test_a_file_without_a_head(models: Models, tmp_path: Path, monkeypatch: Any)
     finding, note = doctor(trunk, code=1)["findings"]
     assert (finding["code"], note["code"], note["severity"]) == ("no-head", "from-text", "note")
     assert finding["fix"].endswith("--from ORIGINAL")
-    doctor(fixed(finding["fix"], tmp_path, models.checkpoint(spec)), code=0)
+    fixed(finding["fix"], tmp_path, models.checkpoint(spec))
 
-    def quantized(keys: Metadata) -> None:
-        keys["general.quantized_by"] = Value(ValueType.STRING, "somebody")
-
+    quantized = {"general.quantized_by": Value(ValueType.STRING, "somebody")}
     edited(trunk, tmp_path / "q.gguf", metadata=quantized)
     finding, _ = doctor(tmp_path / "q.gguf", code=1)["findings"]
     assert finding["fix"].endswith("--from example/Tiny-Base")
 
 
+def halve_experts(tensors: dict[str, TensorCopy]) -> None:
+    for name in [n for n in tensors if n.startswith("blk.3.ffn_") and "_exps." in n]:
+        reshape(name, lambda shape: (*shape[:-1], shape[-1] // 2))(tensors)
+
+
 @pytest.mark.thorough
-def test_half_of_the_experts(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
-    """One of the three tensors missing, or each with half of its experts."""
+@pytest.mark.parametrize(
+    ("edit", "code", "words"),
+    [
+        (drop("blk.3.ffn_up_exps"), "incomplete-head", "half present: ffn_up_exps.weight"),
+        (halve_experts, "head-shape", "ffn_gate_exps.weight: expected shape"),
+    ],
+    ids=["one missing", "half of each"],
+)
+def test_half_of_the_experts(
+    edit: TensorEdit, code: str, words: str, models: Models, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     whole = models.convert(MOE, *UNIFORM)
-
-    def halve(tensors: dict[str, TensorCopy]) -> None:
-        for name in [n for n in tensors if n.startswith("blk.3.ffn_") and "_exps." in n]:
-            *rest, experts = tensors[name].spec.shape
-            spec = TensorSpec(name, (*rest, experts // 2), tensors[name].spec.type)
-            tensors[name] = dataclasses.replace(tensors[name], spec=spec)
-
-    for index, (edit, code, words) in enumerate(
-        (
-            (drop("blk.3.ffn_up_exps"), "incomplete-head", "half present: ffn_up_exps.weight"),
-            (halve, "head-shape", "ffn_gate_exps.weight: expected shape"),
-        )
-    ):
-        broken = edited(whole, tmp_path / f"{index}.gguf", tensors=edit)
-        findings = doctor(broken, code=1)["findings"]
-        assert {f["code"] for f in findings} == {code}
-        assert any(words in f["text"] for f in findings), findings
-        cured = fixed(findings[0]["fix"], tmp_path, whole)
-        assert doctor(cured, code=0)["findings"] == []
-        for path in (cured, tmp_path / "trunk.gguf"):
-            path.unlink()
+    findings = doctor(edited(whole, tmp_path / "b.gguf", tensors=edit), code=1)["findings"]
+    assert {f["code"] for f in findings} == {code}
+    assert any(words in f["text"] for f in findings), findings
+    fixed(findings[0]["fix"], tmp_path, whole)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +311,7 @@ def test_norms_are_suspected_and_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = models.convert(DENSE, *UNIFORM)
-    broken = edited(whole, tmp_path / "b.gguf", tensors=f32("norm.weight", change))
+    broken = edited(whole, tmp_path / "b.gguf", tensors=in_head("norm.weight", change))
     [finding] = doctor(broken, code=0)["findings"]
     assert (finding["code"], finding["severity"]) == (code, "warning")
     fields = doctor(broken, "--source", models.checkpoint(DENSE), code=1)
@@ -387,7 +339,7 @@ def test_the_projection_is_measured(
     plain = edited(
         models.convert(DENSE, "--quant", "F32", "--mtp-type", "F32"),
         tmp_path / "plain.gguf",
-        tensors=f32("eh_proj", change),
+        tensors=in_head("eh_proj", change),
     )
     broken = plain if head == "F32" else requantized(plain, tmp_path / "b.gguf")
     assert doctor(broken, code=0)["findings"] == []
@@ -437,22 +389,12 @@ def test_a_head_of_zeros(head: str, models: Models, tmp_path: Path, monkeypatch:
     [finding] = doctor(zero, code=1)["findings"]
     assert (finding["code"], finding["severity"]) == ("zero-head", "fault")
     assert finding["text"].startswith("all matrices of the head are zero")
-    cured = fixed(finding["fix"], tmp_path, whole)
-    assert doctor(cured, code=0)["findings"] == []
+    fixed(finding["fix"], tmp_path, whole)
 
     ffn = edited(whole, tmp_path / "ffn.gguf", tensors=matrices(0, "ffn_up.weight"))
     [finding] = doctor(ffn, code=0)["findings"]
     assert (finding["code"], finding["severity"]) == ("zero-head", "warning")
     assert finding["text"].startswith("blk.4.ffn_up.weight is zero")
-
-
-def test_a_head_that_is_not_finite(models: Models, tmp_path: Path) -> None:
-    whole = models.convert(DENSE, "--quant", "Q8_0", "--mtp-type", "F16")
-    nan = edited(whole, tmp_path / "nan.gguf", tensors=matrices(np.nan))
-    [finding] = doctor(nan, code=1)["findings"]
-    assert finding["code"] == "not-finite"
-    text = "blk.4.attn_k.weight (and 7 others) has values that are not finite"
-    assert finding["text"] == text
 
 
 def test_a_checkpoint_whose_head_is_not_finite(models: Models, tmp_path: Path) -> None:
@@ -483,23 +425,19 @@ def test_commands_that_write_a_head_of_zeros_say_so(models: Models, tmp_path: Pa
     to = ("-o", made, "--overwrite")
     assert words in succeed("convert", folder, *to)
     assert words in succeed("graft", trunk, "--from", zero, "--no-check", *to)
+    text = "blk.4.attn_k.weight (and 7 others) has values that are not finite"
+    [finding] = doctor(nan, code=1)["findings"]
+    assert (finding["code"], finding["text"]) == ("not-finite", text)
     fields = json.loads(succeed("graft", trunk, "--from", nan, "--no-check", *to, "--json"))
-    assert fields["warnings"] == [
-        "blk.4.attn_k.weight (and 7 others) has values that are not finite"
-    ]
+    assert fields["warnings"] == [text]
     assert json.loads(succeed("convert", folder, *to, "--json"))["warnings"]
     sound = json.loads(succeed("convert", models.checkpoint(DENSE), *to, "--json"))
     assert sound["warnings"] == []
 
 
-def norm_of(layer: int, value: float) -> Callable[[dict[str, TensorCopy]], None]:
-    """Fill a norm of a trunk's layer with one value."""
-
-    def edit(tensors: dict[str, TensorCopy]) -> None:
-        spec = tensors[f"blk.{layer}.post_attention_norm.weight"].spec
-        tensors[spec.name] = with_numbers(tensors[spec.name], np.full(spec.shape[::-1], value))
-
-    return edit
+def filled(pattern: str, value: float) -> TensorEdit:
+    """Fill tensors with one value."""
+    return renumber(pattern, lambda numbers: np.full_like(numbers, value))
 
 
 @pytest.mark.parametrize(
@@ -514,7 +452,8 @@ def test_load_names_what_makes_the_logits_nan(
     value: float, words: str, models: Models, tmp_path: Path
 ) -> None:
     """Without --load no trunk's weights are read; its head is not to blame."""
-    broken = edited(models.convert("demo"), tmp_path / "b.gguf", tensors=norm_of(2, value))
+    edit = filled("^blk.2.post_attention_norm", value)
+    broken = edited(models.convert("demo"), tmp_path / "b.gguf", tensors=edit)
     assert doctor(broken, code=0)["findings"] == []
     [finding] = doctor(broken, "--load", code=1)["findings"]
     assert finding["code"] == "does-not-run"
@@ -532,12 +471,7 @@ def test_load_runs_a_model_without_a_head(models: Models, tmp_path: Path) -> Non
         assert done.exit_code == 1
         assert done.stdout.endswith("loaded: it runs\n")
         for value, words in ((np.nan, "expected finite weights"), (3e38, "is the first to")):
-
-            def fill(tensors: dict[str, TensorCopy], name: str, value: float) -> None:
-                spec = tensors[name].spec
-                tensors[name] = with_numbers(tensors[name], np.full(spec.shape[::-1], value))
-
-            edit = partial(fill, name=norms[path.stem], value=value)
+            edit = filled(norms[path.stem], value)
             broken = edited(path, tmp_path / "broken.gguf", tensors=edit)
             found = doctor(broken, "--load", code=1)["findings"]
             assert found[0]["code"] == "does-not-run"
@@ -572,8 +506,7 @@ def test_a_head_of_few_bits(models: Models, tmp_path: Path, monkeypatch: Any) ->
     [finding] = doctor(low, code=0)["findings"]
     assert finding["code"] == "head-precision"
     assert "8 matrices of the head are Q3_K" in finding["text"]
-    cured = fixed(finding["fix"], tmp_path, models.checkpoint(DENSE))
-    assert doctor(cured, code=0)["findings"] == []
+    fixed(finding["fix"], tmp_path, models.checkpoint(DENSE))
 
 
 def check_fault_and_fix(broken: Path, words: str, folder: Path) -> None:
@@ -582,8 +515,7 @@ def check_fault_and_fix(broken: Path, words: str, folder: Path) -> None:
     assert {f["code"] for f in faults} == {"draft-vocabulary"}
     assert any(words in f["text"] for f in faults), faults
     (folder / "corpus.txt").write_text("def f(): pass\n" * 99)
-    cured = fixed(faults[0]["fix"].replace("FILES", "corpus.txt"), folder, broken)
-    assert doctor(cured, code=0)["findings"] == []
+    fixed(faults[0]["fix"].replace("FILES", "corpus.txt"), folder, broken)
 
 
 @pytest.mark.parametrize(
@@ -600,53 +532,30 @@ def test_unsound_lists(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def put(keys: Metadata) -> None:
-        keys[IDS] = Value(ValueType.U32, listed)
-
-    broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=put)
+    ids = {IDS: Value(ValueType.U32, listed)}
+    broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=ids)
     check_fault_and_fix(broken, words, tmp_path)
 
 
 def test_lists_of_the_wrong_kind(models: Models, tmp_path: Path) -> None:
-    def put(keys: Metadata) -> None:
-        keys[IDS] = Value(ValueType.I32, [1, 2, 3])
-
-    broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=put)
+    ids = {IDS: Value(ValueType.I32, [1, 2, 3])}
+    broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=ids)
     [finding] = doctor(broken, code=1)["findings"]
     assert finding["code"] == "draft-vocabulary"
     table = models.convert(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
 
-    def narrow(tensors: dict[str, TensorCopy]) -> None:
-        spec = TensorSpec("d2t", (50,), BY_NAME["I64"])
-        tensors["d2t"] = dataclasses.replace(tensors["d2t"], spec=spec)
-
-    broken = edited(table, tmp_path / "c.gguf", tensors=narrow)
+    broken = edited(table, tmp_path / "c.gguf", tensors=reshape("d2t", lambda _: (50,)))
     [finding] = doctor(broken, code=1)["findings"]
     assert "expected 50 rows" in finding["text"]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda d: np.where(np.arange(len(d)) == 3, -5, d), "outside 0 to 1023, first -5"),
-        (lambda d: np.where(np.arange(len(d)) == 3, d[4], d), "repetitions"),
-        (lambda d: np.sort(d) - np.arange(len(d)), "relative to their index"),
-        (lambda d: np.arange(len(d)), "special tokens"),
-    ],
-    ids=["negative", "twice", "relative", "without turn ends"],
-)
-def test_unsound_maps(
-    change: Any, words: str, models: Models, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """The same faults in `d2t`, for files with the rows of the draft vocabulary."""
+def test_an_unsound_map(models: Models, tmp_path: Path, monkeypatch: Any) -> None:
+    """A file with the rows of the draft vocabulary has its ids in `d2t`."""
     monkeypatch.chdir(tmp_path)
-
-    def alter(tensors: dict[str, TensorCopy]) -> None:
-        tensors["d2t"] = with_numbers(tensors["d2t"], change(numbers_of(tensors["d2t"])))
-
     table = models.convert(DENSE, *UNIFORM, "--fastmtp", "100", "--fastmtp-layout", "table")
-    broken = edited(table, tmp_path / "b.gguf", tensors=alter)
-    check_fault_and_fix(broken, words, tmp_path)
+    change = renumber("^d2t$", lambda ids: np.where(np.arange(len(ids)) == 3, -5, ids))
+    broken = edited(table, tmp_path / "b.gguf", tensors=change)
+    check_fault_and_fix(broken, "outside 0 to 1023, first -5", tmp_path)
 
 
 def test_a_hidden_list_is_mentioned(models: Models, tmp_path: Path) -> None:
@@ -658,14 +567,12 @@ def test_a_hidden_list_is_mentioned(models: Models, tmp_path: Path) -> None:
 
 
 def test_other_tokenizers_and_architectures(models: Models, tmp_path: Path) -> None:
-    def fewer(keys: Metadata) -> None:
-        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, ["a"] * 1000)
-
-    def llama(keys: Metadata) -> None:
-        keys["general.architecture"] = Value(ValueType.STRING, "llama")
-
-    for edit, code in ((fewer, "tokenizer"), (llama, "architecture")):
-        broken = edited(models.convert(DENSE), tmp_path / f"{code}.gguf", metadata=edit)
+    for key, value, code in (
+        ("tokenizer.ggml.tokens", ["a"] * 1000, "tokenizer"),
+        ("general.architecture", "llama", "architecture"),
+    ):
+        other = {key: Value(ValueType.STRING, value)}
+        broken = edited(models.convert(DENSE), tmp_path / f"{code}.gguf", metadata=other)
         assert codes_of(doctor(broken, code=1)) == [code]
     holed = edited(models.convert(DENSE), tmp_path / "holed.gguf", tensors=drop("blk.1."))
     assert [f["code"] for f in doctor(holed, code=1)["findings"]] == ["blocks"]
@@ -685,10 +592,8 @@ def test_other_tokenizers_and_architectures(models: Models, tmp_path: Path) -> N
 def test_tokenizers_that_llama_cpp_refuses(
     key: str, value: Value, words: str, models: Models, tmp_path: Path
 ) -> None:
-    def put(keys: Metadata) -> None:
-        keys[f"tokenizer.ggml.{key}"] = value
-
-    broken = edited(models.convert(DENSE, *UNIFORM), tmp_path / "b.gguf", metadata=put)
+    other = {f"tokenizer.ggml.{key}": value}
+    broken = edited(models.convert(DENSE, *UNIFORM), tmp_path / "b.gguf", metadata=other)
     [finding] = doctor(broken, code=1)["findings"]
     assert finding["code"] == "tokenizer"
     assert finding["text"].startswith(f"tokenizer.ggml.{key}: {words}")
@@ -710,11 +615,7 @@ def test_checkpoints_whose_config_and_weights_disagree(models: Models, tmp_path:
     edit_json(folder / "config.json", lambda c: c.update(mtp_num_hidden_layers=1))
     assert doctor(folder, code=0)["findings"] == []
 
-    def behead(tensors: dict[str, Any]) -> None:
-        for name in [n for n in tensors if n.startswith("mtp.")]:
-            del tensors[name]
-
-    edit_tensors(folder, behead)
+    edit_tensors(folder, lambda t: [t.pop(name) for name in [*t] if name.startswith("mtp.")])
     [finding] = doctor(folder, code=1)["findings"]
     assert finding["code"] == "claimed-head"
     command = finding["fix"].replace("ORIGINAL", str(models.checkpoint(DENSE)))

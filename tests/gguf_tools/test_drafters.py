@@ -92,11 +92,8 @@ def test_a_drafter_of_another_model_does_not_fit(
 def test_another_tokenizer_does_not_fit(trunk: Path, models: Models, tmp_path: Path) -> None:
     path = write_drafter(tmp_path / "drafter.gguf", "dflash", trunk)
 
-    def rename(keys: dict[str, Any]) -> None:
-        names = [f"<{i}>" for i in range(1024)]
-        keys["tokenizer.ggml.tokens"] = Value(ValueType.STRING, names)
-
-    other = edited(path, tmp_path / "other.gguf", metadata=rename)
+    tokens = Value(ValueType.STRING, [f"<{i}>" for i in range(1024)])
+    other = edited(path, tmp_path / "other.gguf", metadata={"tokenizer.ggml.tokens": tokens})
     assert "different tokenizers" in str(doctor(trunk, "--head", other)["findings"])
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtp_gguf.gguf_tools.files.format import ArrayRef, Value, ValueType, open_gguf
-from mtp_gguf.gguf_tools.heads.draft_list import list_faults
 from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout, StoredDraftVocabulary, draft_in_use
-from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import DENSE, MOE, SPECS, Spec
 from support.commands import held, refused, succeed
 from support.gguf_files import edited, greedy_text, tensors_of, value_of
@@ -28,9 +26,6 @@ def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
     path.write_text(TEXT * 40 + "<|im_start|>user 新しい<|im_end|>\n" * 10, encoding="utf-8")
     return path
-
-
-# ------------------------------------------------------------------- equal to converting
 
 
 @pytest.mark.parametrize("spec", [DENSE, MOE, SPECS["dense-tied"]], ids=str)
@@ -66,10 +61,8 @@ def test_layouts_with_rows_equal_converting(
     """If head and output have one type, copied rows equal rows quantized from the source."""
     options = ("--fastmtp", "200", "--fastmtp-layout", layout)
     whole = models.convert(spec, *UNIFORM, *options)
-    made = tmp_path / "made.gguf"
-    succeed(
-        "fastmtp", "add", models.convert(spec, *UNIFORM), "-n", 200, "--layout", layout, "-o", made
-    )
+    made, plain = tmp_path / "made.gguf", models.convert(spec, *UNIFORM)
+    succeed("fastmtp", "add", plain, "-n", 200, "--layout", layout, "-o", made)
     assert made.read_bytes() == whole.read_bytes()
     # From a head alone, too, and in place of another list.
     head = models.convert(spec, *UNIFORM, "--head-only", "--fastmtp", "100")
@@ -85,15 +78,6 @@ def test_layouts_with_rows_equal_converting(
         succeed("fastmtp", "add", whole, "-n", 100, "-o", made, "--overwrite")
         other = models.convert(spec, *UNIFORM, "--fastmtp", "100")
         assert made.read_bytes() == other.read_bytes()
-
-
-def test_the_trunk_writes_the_same_text(models: Models, corpus: Path, tmp_path: Path) -> None:
-    made = tmp_path / "made.gguf"
-    succeed("fastmtp", "add", models.convert(DENSE), "--corpus", corpus, "-o", made)
-    assert greedy_text(made) == greedy_text(models.convert(DENSE))
-
-
-# ------------------------------------------------------------------------------- show
 
 
 def test_show(models: Models, corpus: Path, tmp_path: Path) -> None:
@@ -119,25 +103,11 @@ def test_show(models: Models, corpus: Path, tmp_path: Path) -> None:
 def test_faults_are_named(models: Models, tmp_path: Path) -> None:
     """As by the doctor, whose tests have each fault."""
 
-    def put(keys: Metadata) -> None:
-        keys[IDS] = Value(ValueType.U32, [0, 1, 2, 2, 1, 5, *range(898, 924)])
-
-    broken = edited(models.convert(DENSE), tmp_path / "broken.gguf", metadata=put)
+    ids = {IDS: Value(ValueType.U32, [0, 1, 2, 2, 1, 5, *range(898, 924)])}
+    broken = edited(models.convert(DENSE), tmp_path / "broken.gguf", metadata=ids)
     shown = succeed("fastmtp", "show", broken)
     assert "2 of its ids are repetitions, first 1 (2 times)" in shown
     assert "mtp-gguf fastmtp add" in shown
-
-
-def test_list_faults_by_hand() -> None:
-    assert list_faults([3, 1, 2], 4, [1]) == []
-    assert list_faults([], 4, []) == []
-    assert list_faults([-1, 4], 4, []) == ["2 of its ids are outside 0 to 3, first -1"]
-    # 0, 2, 4 less their index: relative. A rising list without repetitions is absolute.
-    assert "relative" in list_faults([0, 1, 1], 5, [])[0]
-    assert list_faults([0, 1, 2], 5, []) == []
-
-
-# --------------------------------------------------------------------------- refusals
 
 
 def test_refusals(models: Models, corpus: Path, tmp_path: Path) -> None:
@@ -162,9 +132,6 @@ def test_refusals(models: Models, corpus: Path, tmp_path: Path) -> None:
     ]
     for arguments, words, code in cases:
         refused(tmp_path, "fastmtp", *arguments, words=words, code=code)
-
-
-# --------------------------------------------------------------------------- in place
 
 
 def copied(source: Path, target: Path) -> Path:
@@ -321,20 +288,21 @@ def cutting(write: Callable[..., int], stop: int, written: int) -> Callable[...,
     return cut
 
 
-def test_llama_cpp_reads_a_file_whose_list_is_hidden(models: Models, tmp_path: Path) -> None:
+def test_llama_cpp_writes_the_same_text(models: Models, tmp_path: Path) -> None:
+    """With a list, and with one that is hidden."""
     made = copied(models.convert(DENSE, "--fastmtp", "256"), tmp_path / "made.gguf")
-    text = greedy_text(made)
+    text = greedy_text(models.convert(DENSE))
+    assert greedy_text(made) == text
     succeed("fastmtp", "remove", made, "--in-place")
     assert greedy_text(made) == text
 
 
 def test_a_tokenizer_of_another_size(models: Models, corpus: Path, tmp_path: Path) -> None:
-    def shorten(keys: Metadata) -> None:
-        for key, kind in (("tokens", ValueType.STRING), ("token_type", ValueType.I32)):
-            name = f"tokenizer.ggml.{key}"
-            keys[name] = Value(kind, list(value_of(models.convert(DENSE), name))[:1000])
-
-    broken = edited(models.convert(DENSE), tmp_path / "b.gguf", metadata=shorten)
+    keys = {"tokens": ValueType.STRING, "token_type": ValueType.I32}
+    names = {f"tokenizer.ggml.{key}": kind for key, kind in keys.items()}
+    whole = models.convert(DENSE)
+    shorter = {name: Value(kind, value_of(whole, name)[:1000]) for name, kind in names.items()}
+    broken = edited(whole, tmp_path / "b.gguf", metadata=shorter)
     words = ("its tokenizer has 1000 tokens, its embedding 1024 rows",)
     target = tmp_path / "x.gguf"
     refused(tmp_path, "fastmtp", "add", broken, "--corpus", corpus, "-o", target, words=words)

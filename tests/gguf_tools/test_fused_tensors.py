@@ -14,9 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtp_gguf import gguf_tools
-from mtp_gguf.gguf_tools.files.format import TensorSpec
-from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.model import list_tensors, open_model
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.errors import NativeError
@@ -24,8 +21,8 @@ from mtp_gguf.native.head import Draft, Head
 from mtp_gguf.server.model import open_model as open_served_model
 from support.checkpoints import SPECS
 from support.commands import invoke, refused, succeed
-from support.gguf_files import edited
-from support.models import Models
+from support.gguf_files import edited, reshape
+from support.models import DEMO, Models
 from support.upstream.convert_upstream import convert, quantize
 from support.upstream.llama_mtp import LlamaMtp
 
@@ -34,7 +31,6 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="needs the `upstream` extra"),
 ]
 
-DEMO = Path(gguf_tools.__file__).parent / "demo_model"
 FLAGS = ("--fuse-qkv", "--fuse-gate-up-exps")
 DEPTH = 4
 TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(33) % np.uint64(900)]
@@ -141,15 +137,8 @@ def test_requantized_as_llama_quantize_does(pair: Pair, tmp_path: Path) -> None:
 def test_heads_of_the_wrong_height_are_refused(pair: Pair, tmp_path: Path) -> None:
     with open_model(pair.fused) as model:
         names = {s: n for n, s in model.head.suffixes.items()}
-
     for suffix in pair.parts:
-
-        def shorten(tensors: dict[str, TensorCopy], name: str = names[suffix]) -> None:
-            spec = tensors[name].spec
-            shape = (spec.shape[0], spec.shape[1] - 64, *spec.shape[2:])
-            cut = TensorSpec(name, shape, spec.type)
-            tensors[name] = TensorCopy(cut, tensors[name].source, tensors[name].offset)
-
+        shorten = reshape(names[suffix], lambda shape: (shape[0], shape[1] - 64, *shape[2:]))
         broken = edited(pair.fused, tmp_path / "broken.gguf", tensors=shorten)
         result = invoke("doctor", broken)
         assert result.exit_code == 1

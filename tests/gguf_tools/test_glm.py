@@ -24,6 +24,7 @@ from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.head import Head
 from support.checkpoints import TINY, write_checkpoint, write_safetensors
 from support.commands import refused, succeed
+from support.gguf_files import differing, tensors_of
 from support.hub_commands import run_commands
 from support.hub_server import Hub
 from support.upstream.convert_upstream import convert
@@ -74,6 +75,12 @@ TOLERANCE = 0.01
 TOKENS = [int(t) for t in np.random.PCG64(11).random_raw(24) % np.uint64(800)]
 
 
+def _network(prefix: str, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{prefix}.gate_proj.weight", (size, WIDTH)
+    yield f"{prefix}.up_proj.weight", (size, WIDTH)
+    yield f"{prefix}.down_proj.weight", (WIDTH, size)
+
+
 def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.embed_tokens.weight", (WORDS, WIDTH)
     yield "model.norm.weight", (WIDTH,)
@@ -87,18 +94,12 @@ def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{prefix}self_attn.{name}_proj.bias", (rows * HEAD_DIM,)
         yield f"{prefix}self_attn.o_proj.weight", (WIDTH, HEADS * HEAD_DIM)
         if layer == 0:
-            for name, shape in (("gate", (96, WIDTH)), ("up", (96, WIDTH)), ("down", (WIDTH, 96))):
-                yield f"{prefix}mlp.{name}_proj.weight", shape
+            yield from _network(f"{prefix}mlp", 96)
             continue
         yield f"{prefix}mlp.gate.weight", (EXPERTS, WIDTH)
         yield f"{prefix}mlp.gate.e_score_correction_bias", (EXPERTS,)
         for part in ("shared_experts", *(f"experts.{i}" for i in range(EXPERTS))):
-            for name, shape in (
-                ("gate", (FFN, WIDTH)),
-                ("up", (FFN, WIDTH)),
-                ("down", (WIDTH, FFN)),
-            ):
-                yield f"{prefix}mlp.{part}.{name}_proj.weight", shape
+            yield from _network(f"{prefix}mlp.{part}", FFN)
     prefix = f"model.layers.{LAYERS}."
     yield f"{prefix}eh_proj.weight", (WIDTH, 2 * WIDTH)
     for name in ("enorm", "hnorm", "shared_head.norm"):
@@ -150,11 +151,7 @@ def grafted(upstream: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathF
 
 
 def test_the_head_has_upstreams_bytes(upstream: Path, grafted: Path) -> None:
-    with open_model(upstream) as theirs, open_model(grafted) as ours:
-        assert ours.tensors.keys() == theirs.tensors.keys()
-        for name, tensor in theirs.tensors.items():
-            assert ours.tensors[name].type is tensor.type, name
-            assert bytes(ours.read(name)) == bytes(theirs.read(name)), name
+    assert differing(tensors_of(grafted), tensors_of(upstream)) == []
     assert "0 keys of the metadata differ" in succeed("compare", upstream, grafted)
 
 
@@ -170,10 +167,7 @@ def test_graft_from_the_hub(
         assert done.code == 0, done.stderr
         assert "can draft: MTP head in block 2" in done.stdout
         assert hub.weights_sent < (checkpoint / "model.safetensors").stat().st_size
-    with open_model(grafted) as ours, open_model(out) as theirs:
-        assert ours.tensors.keys() == theirs.tensors.keys()
-        for name in ours.tensors:
-            assert bytes(ours.read(name)) == bytes(theirs.read(name)), name
+    assert differing(tensors_of(out), tensors_of(grafted)) == []
 
 
 def test_drafts_equal_llama_cpps(grafted: Path) -> None:

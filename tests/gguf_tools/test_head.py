@@ -84,10 +84,7 @@ def moved(target: int) -> dict[str, Any]:
     """The head's tensors in another block."""
     old = sound_tensors("qwen35")
     suffixes = BLOCKS["qwen35"].required
-    return {
-        **without(*suffixes),
-        **{f"blk.{target}.{s}": old[PREFIX + s] for s in suffixes},
-    }
+    return {**without(*suffixes), **{f"blk.{target}.{s}": old[PREFIX + s] for s in suffixes}}
 
 
 def without(*suffixes: str) -> dict[str, None]:
@@ -97,46 +94,33 @@ def without(*suffixes: str) -> dict[str, None]:
 NO_HEAD = without(*BLOCKS["qwen35"].required)
 NEXTN, COUNT = "qwen35.nextn_predict_layers", "qwen35.block_count"
 
-NOT_READY: dict[str, tuple[Model, str]] = {
-    "no head": (
+NOT_READY: list[tuple[Model, str]] = [
+    (
         Model({NEXTN: None, COUNT: u32(HEAD)}, NO_HEAD),
         "the file has no MTP head; mtp-gguf graft adds one",
     ),
-    "no head, said so": (
+    (
         Model({NEXTN: u32(0), COUNT: u32(HEAD)}, NO_HEAD),
         "the file has no MTP head; mtp-gguf graft adds one",
     ),
-    "claimed but absent": (
-        Model(tensors=NO_HEAD),
-        "the metadata claims 1 MTP layer, but no tensor of it is there",
-    ),
-    "claimed, block_count not raised, absent": (
+    (Model(tensors=NO_HEAD), "the metadata claims 1 MTP layer, but no tensor of it is there"),
+    (
         Model({COUNT: u32(HEAD)}, NO_HEAD),
         f"bytes: expected 2 trunk layers by {COUNT} (3, of these 1 MTP layers), found block 2 "
         "without nextn tensors",
     ),
-    "stray head tensors": (
+    (
         Model({NEXTN: None}),
         f"the MTP head is there (block 3), but {NEXTN} is missing or 0, so llama.cpp will not use "
         "it",
     ),
-    "block_count not raised": (
-        Model({COUNT: u32(HEAD)}),
-        f"{COUNT} is 3, expected 4: 3 trunk layers and 1 MTP layer",
-    ),
-    "block_count raised twice": (
-        Model({COUNT: u32(HEAD + 2)}),
-        f"{COUNT} is 5, expected 4: 3 trunk layers and 1 MTP layer",
-    ),
-    "head in the wrong block": (
+    (Model({COUNT: u32(HEAD)}), f"{COUNT} is 3, expected 4: 3 trunk layers and 1 MTP layer"),
+    (Model({COUNT: u32(HEAD + 2)}), f"{COUNT} is 5, expected 4: 3 trunk layers and 1 MTP layer"),
+    (
         Model(tensors=moved(13)),
         "bytes: expected blocks 0 to 12 before the MTP head, found 3 of them",
     ),
-    "one tensor missing": (
-        Model(tensors=without("ffn_up.weight")),
-        "the MTP head in block 3 is incomplete: ffn_up.weight is missing",
-    ),
-    "dense head on an MoE base": (
+    (
         Model(
             tensors={
                 **{PREFIX + s: None for s in BLOCKS["qwen35moe"].required if "ffn" in s},
@@ -147,84 +131,63 @@ NOT_READY: dict[str, tuple[Model, str]] = {
         "the MTP head in block 3 is incomplete: ffn_gate_inp.weight, ffn_gate_exps.weight, "
         "ffn_up_exps.weight and 5 more are missing",
     ),
-    "no embeddings": (
+    (
         Model(tensors={"token_embd.weight": None}),
         "token_embd.weight is missing, which the head needs",
     ),
-    "no final norm": (
+    (
         Model(tensors={"output_norm.weight": None}),
         "output_norm.weight is missing, which the head needs",
     ),
-    "two MTP layers": (
-        Model({NEXTN: u32(2)}),
-        f"expected 1 MTP layer, found 2 by {NEXTN} and 1 by the tensors",
-    ),
-    "a negative number of MTP layers": (
+    (Model({NEXTN: u32(2)}), f"expected 1 MTP layer, found 2 by {NEXTN} and 1 by the tensors"),
+    (
         Model({NEXTN: Value(ValueType.I32, -1)}),
         f"expected 1 MTP layer, found -1 by {NEXTN} and 1 by the tensors",
     ),
-    "no block_count": (
-        Model({COUNT: None}),
-        f"{COUNT} is missing, expected 4: 3 trunk layers and 1 MTP layer",
-    ),
-    "block_count 1": (
-        Model({COUNT: u32(1)}),
-        f"{COUNT} is 1, expected 4: 3 trunk layers and 1 MTP layer",
-    ),
-    "another architecture": (
+    (Model({COUNT: None}), f"{COUNT} is missing, expected 4: 3 trunk layers and 1 MTP layer"),
+    (Model({COUNT: u32(1)}), f"{COUNT} is 1, expected 4: 3 trunk layers and 1 MTP layer"),
+    (
         Model({"general.architecture": text("llama")}),
         "llama.cpp does not draft with block 3, a NextN block of 'llama' (mtp-gguf train-head can "
         "train one)",
     ),
-    "no architecture": (
+    (
         Model({"general.architecture": None}),
         "general.architecture: expected the name of an architecture, found none",
     ),
-    "architecture a list": (
+    (
         Model({"general.architecture": Value(ValueType.STRING, ["qwen35"])}),
         "general.architecture: expected the name of an architecture, found an array",
     ),
-    "block_count a text": (
-        Model({COUNT: text("4")}),
-        f"bytes: {COUNT}: expected a whole number, found type STRING",
-    ),
-    "ids of another type": (
-        Model({IDS: Value(ValueType.I32, [1, 2])}),
-        f"bytes: {IDS}: expected a filled array of U32",
-    ),
-    "ids empty": (
-        Model({IDS: Value(ValueType.U32, [])}),
-        f"bytes: {IDS}: expected a filled array of U32",
-    ),
-    "ids one number": (
-        Model({IDS: u32(1)}),
-        f"bytes: {IDS}: expected a filled array of U32",
-    ),
-    "id map of another type": (
+    (Model({COUNT: text("4")}), f"bytes: {COUNT}: expected a whole number, found type STRING"),
+    (Model({IDS: Value(ValueType.I32, [1, 2])}), f"bytes: {IDS}: expected a filled array of U32"),
+    (Model({IDS: Value(ValueType.U32, [])}), f"bytes: {IDS}: expected a filled array of U32"),
+    (Model({IDS: u32(1)}), f"bytes: {IDS}: expected a filled array of U32"),
+    (
         Model(tensors={"d2t": ((DRAFT,), BY_NAME["I32"]), **SHORT_HEAD}),
         "bytes: d2t: expected one dimension of I64, found [8] I32",
     ),
-    "id map of two dimensions": (
+    (
         Model(tensors={"d2t": ((DRAFT, 2), I64), **SHORT_HEAD}),
         "bytes: d2t: expected one dimension of I64, found [8, 2] I64",
     ),
-    "id map without rows": (
+    (
         Model(tensors=D2T),
         "bytes: output.weight: expected 8 rows, as d2t has ids, found no such tensor",
     ),
-    "id map of another length": (
+    (
         Model(tensors={"d2t": ((DRAFT - 1,), I64), **SHORT_HEAD}),
         f"bytes: {PREFIX}nextn.shared_head_head.weight: expected 7 rows, as d2t has ids, "
         "found shape [4, 8]",
     ),
-    "id map beside a full output": (
+    (
         Model(tensors={**D2T, "output.weight": ((WIDTH, WORDS), F16)}),
         "bytes: output.weight: expected 8 rows, as d2t has ids, found shape [4, 16]",
     ),
-}
+]
 
 
-@pytest.mark.parametrize(("model", "reason"), NOT_READY.values(), ids=NOT_READY)
+@pytest.mark.parametrize(("model", "reason"), NOT_READY, ids=[reason for _, reason in NOT_READY])
 def test_says_what_is_missing(model: Model, reason: str) -> None:
     report = model.report()
     assert report.reason == reason

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from mtp_gguf.convert.heads.head_gate import FAIL, WARN, HeadGate, is_small
-from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.machine import process_memory
 from support.commands import invoke, refused, succeed
-from support.gguf_files import edited, numbers_of, with_numbers
+from support.gguf_files import edited, renumber
 from support.models import Models
 
 
@@ -101,15 +100,13 @@ def test_a_head_that_only_its_own_model_accepts(whole: Path, trunk: Path, tmp_pa
     assert compared is not None
     assert (compared["head_type"], compared["lost"], compared["failed"]) == (None, 0.0, False)
 
-    def another(tensors: dict[str, TensorCopy]) -> None:
+    def another(norm: Any) -> Any:
         """Permute the last norm, after which the head reads the hidden states."""
-        tensor = tensors["output_norm.weight"]
-        values = numbers_of(tensor)
-        order = np.random.default_rng(3).permutation(len(values))
-        signs = np.random.default_rng(4).choice([-1, 1], len(values))
-        tensors["output_norm.weight"] = with_numbers(tensor, values[order] * signs)
+        order = np.random.default_rng(3).permutation(len(norm))
+        return norm[order] * np.random.default_rng(4).choice([-1, 1], len(norm))
 
-    other = edited(trunk, tmp_path / "other.gguf", tensors=another)
+    edit = renumber("^output_norm.weight$", another)
+    other = edited(trunk, tmp_path / "other.gguf", tensors=edit)
     words = ("--from", whole, "-o", tmp_path / "made2.gguf")
     message = refused(tmp_path, "graft", other, *words, words=("fewer than in its own model",))
     assert "take the head of exactly this model" in message

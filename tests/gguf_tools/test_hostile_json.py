@@ -15,7 +15,6 @@ import json
 import os
 import random
 import resource
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ import pytest
 
 from support.checkpoint_edits import edit_json
 from support.checkpoints import TINY, Spec, write_checkpoint
-from support.commands import held, invoke
+from support.commands import deadline, held, invoke
 from support.conversions import converted
 from support.json_mutations import Mutation, mutations
 from support.upstream.compare import differences, without_ones
@@ -115,22 +114,6 @@ def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def deadline() -> Iterator[None]:
-    """Fail if the block computes longer than SECONDS; no OSError, which commands report."""
-
-    def late(*_: object) -> None:
-        pytest.fail(f"longer than {SECONDS} s")
-
-    before = signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
-@contextmanager
 def spoiled(path: Path, mutation: Mutation) -> Iterator[None]:
     """The file with this change, and as it was afterwards."""
     text = path.read_text(encoding="utf-8")
@@ -143,7 +126,7 @@ def spoiled(path: Path, mutation: Mutation) -> Iterator[None]:
 
 def broken_promise(bench: Bench, command: str) -> str | None:
     """Run a command; what it did against the promise, or None."""
-    with deadline():
+    with deadline(SECONDS, computing=True):
         result = invoke(*COMMANDS[command](bench))
     try:
         if not isinstance(result.exception, SystemExit | None):
@@ -226,8 +209,6 @@ def test_every_value(file: str, command: str, bench: Bench) -> None:
     found = sweep(bench, file, [command], file_mutations(bench.model, file))
     assert not found, "\n".join(found)
 
-
-# ---------------------------------------------------------------------------- upstream's answer
 
 # transformers 5 takes full_attention_interval out of a config that has no layer_types, as that of
 # `moe`; which layers are full attention is in attention.recurrent_layers, and there we agree.

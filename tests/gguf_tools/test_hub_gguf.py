@@ -8,19 +8,22 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from support.checkpoints import TINY
 from support.commands import invoke, run_python, spawn
-from support.hub_commands import downloaded, environment, run_commands
+from support.hub_commands import Done, downloaded, environment, run_commands
 from support.hub_server import Hub
 from support.models import DEMO, Models
 from support.stand_in_server import write_stand_in
 
 NAME = "somebody/Demo-GGUF"
+Run = Callable[..., list[Done]]
+HEAD = f"hf://{NAME}/mtp-Demo.gguf"
 TEXT = ("-p", "def is_prime(n):\n", "-n", "24", "-c", "256", "-t", "1", "--depth", "2", "--json")
 
 
@@ -49,6 +52,18 @@ def hub(repository: Path) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The client's cache."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def run(hub: Hub, home: Path) -> Run:
+    """Runs commands against the hub."""
+    return partial(run_commands, hub, home)
+
+
 @pytest.mark.thorough
 def test_a_silent_hub_is_named(tmp_path: Path) -> None:
     """Within seconds, not when the attempts are over."""
@@ -71,7 +86,7 @@ def test_a_silent_hub_is_named(tmp_path: Path) -> None:
 class TestRuns:
     @pytest.mark.thorough
     def test_generate_with_every_form_of_a_name(
-        self, hub: Hub, repository: Path, tmp_path: Path
+        self, hub: Hub, run: Run, repository: Path, home: Path
     ) -> None:
         """The text is that of the local file; the second time, nothing is asked of the network."""
         names = {
@@ -84,8 +99,7 @@ class TestRuns:
         }
         local = [("generate", repository / file, *TEXT) for file in names.values()]
         remote = [("generate", name, *TEXT) for name in names]
-        home = tmp_path / "home"
-        results = [each.fields for each in run_commands(hub, home, *local, *remote)]
+        results = [each.fields for each in run(*local, *remote)]
         locally, remotely = results[: len(names)], results[len(names) :]
         for expected, found in zip(locally, remotely, strict=True):
             assert found["text"] == expected["text"]
@@ -93,29 +107,24 @@ class TestRuns:
         shards = {f"F16/Demo-F16-0000{i}-of-00003.gguf" for i in (1, 2, 3)}
         assert downloaded(home) == {"Demo-Q4_K_M.gguf", *shards}
         hub.requests.clear()
-        again = run_commands(hub, home, *remote)
+        again = run(*remote)
         assert [each.fields["text"] for each in again] == [each["text"] for each in remotely]
         assert not hub.fetched()
         assert not any("download" in each.stderr for each in again)
         hub.requests.clear()
-        offline = run_commands(hub, home, *remote, HF_HUB_OFFLINE="1")
-        assert [each.fields["text"] for each in offline] == [
-            r["text"] for r in results[len(names) :]
-        ]
+        offline = run(*remote, HF_HUB_OFFLINE="1")
+        assert [each.fields["text"] for each in offline] == [each["text"] for each in remotely]
         assert not hub.requests
 
     def test_the_head_beside_a_model_without_one(
-        self, hub: Hub, repository: Path, tmp_path: Path
+        self, run: Run, repository: Path, home: Path
     ) -> None:
         local = (repository / "Demo-Q8_0.gguf", "--head", repository / "mtp-Demo.gguf")
-        home = tmp_path / "home"
-        plain, ours, theirs, named = run_commands(
-            hub,
-            home,
+        plain, ours, theirs, named = run(
             ("generate", f"{NAME}:Q8_0", *TEXT, "--depth", "0"),
             ("generate", f"{NAME}:Q8_0", *TEXT),
             ("generate", *local, *TEXT),
-            ("generate", local[0], "--head", f"hf://{NAME}/mtp-Demo.gguf", *TEXT),
+            ("generate", local[0], "--head", HEAD, *TEXT),
         )
         assert ours.fields["drafted"] == theirs.fields["drafted"] == named.fields["drafted"]
         assert any(ours.fields["drafted"])
@@ -123,14 +132,14 @@ class TestRuns:
         assert [line for line in plain.stderr.splitlines() if "mtp-" in line] == [
             f"mtp-gguf: download hf://{NAME}/Demo-Q8_0.gguf, 4.91 MB"
         ]
-        assert f"mtp-gguf: download hf://{NAME}/mtp-Demo.gguf, 2.96 MB" in ours.stderr
+        assert f"mtp-gguf: download {HEAD}, 2.96 MB" in ours.stderr
         assert downloaded(home) == {"Demo-Q8_0.gguf", "mtp-Demo.gguf"}
 
     def test_a_head_of_another_model_is_passed_over(
-        self, repository: Path, models: Models, tmp_path: Path
+        self, repository: Path, models: Models, tmp_path: Path, home: Path
     ) -> None:
         """The smallest file is tried first."""
-        folder, home = tmp_path / "repository", tmp_path / "home"
+        folder = tmp_path / "repository"
         folder.mkdir()
         (folder / "Demo-Q8_0.gguf").symlink_to(repository / "Demo-Q8_0.gguf")
         (folder / "mtp-Head.gguf").symlink_to(repository / "mtp-Demo.gguf")
@@ -165,13 +174,10 @@ class TestRuns:
         (tmp_path / "mtp-model-Q8_0.gguf").symlink_to(repository / "mtp-Demo.gguf")
         assert not drafted()
 
-    def test_serve_and_its_hf_option(self, hub: Hub, tmp_path: Path) -> None:
+    def test_serve_and_its_hf_option(self, run: Run, tmp_path: Path, home: Path) -> None:
         server = write_stand_in(tmp_path / "server")
         options = ("--llama-server", server, "--print-command", "--json")
-        home = tmp_path / "home"
-        argument, option, head, host = run_commands(
-            hub,
-            home,
+        argument, option, head, host = run(
             ("serve", f"{NAME}:Q4_K_M", *options),
             ("serve", "-hf", NAME, *options, "--", "--verbose"),
             ("serve", f"{NAME}:Q8_0", *options),
@@ -187,12 +193,11 @@ class TestRuns:
         assert Path(words[words.index("-md") + 1]).name == "mtp-Demo.gguf"
 
     @pytest.mark.thorough
-    def test_list(self, hub: Hub, repository: Path, tmp_path: Path) -> None:
+    def test_list(self, run: Run, repository: Path) -> None:
         """What is in the cache has names that work, and no heads, towers or later shards."""
-        home = tmp_path / "home"
         names = (f"{NAME}:Q4_K_M", f"{NAME}:Q8_0", f"{NAME}:F16")
-        run_commands(hub, home, *(("generate", name, *TEXT) for name in names))
-        [done] = run_commands(hub, home, ("list", "--json"), HF_HUB_OFFLINE="1")
+        run(*(("generate", name, *TEXT) for name in names))
+        [done] = run(("list", "--json"), HF_HUB_OFFLINE="1")
         found = {each["name"]: each for each in done.fields["models"]}
         f16 = f"{NAME}/F16/Demo-F16-00001-of-00003.gguf"
         assert set(found) == {f"{NAME}/Demo-Q4_K_M.gguf", f"{NAME}/Demo-Q8_0.gguf", f16}
@@ -200,14 +205,14 @@ class TestRuns:
         assert "mtp-Demo.gguf" in found[f"{NAME}/Demo-Q8_0.gguf"]["reason"]
         shards = (repository / "F16").iterdir()
         assert found[f16]["bytes"] == sum(path.stat().st_size for path in shards)
-        [again] = run_commands(hub, home, ("generate", f16, *TEXT), HF_HUB_OFFLINE="1")
+        [again] = run(("generate", f16, *TEXT), HF_HUB_OFFLINE="1")
         assert again.fields["text"]
 
-    def test_a_mistyped_path(self, hub: Hub, tmp_path: Path) -> None:
+    def test_a_mistyped_path(self, hub: Hub, run: Run) -> None:
         """A path that could be a name on the hub is said to be neither."""
         name = "nobody/Nothing/x.gguf"
         for command in (("list-tensors", name), ("generate", name, *TEXT)):
-            [done] = run_commands(hub, tmp_path, command)
+            [done] = run(command)
             assert done.code == 1
             assert f"mtp-gguf: {name}: no such file here; on the hub: " in done.stderr
             assert "nobody/Nothing" in done.last
@@ -222,18 +227,16 @@ class TestRuns:
             r"mtp-gguf: download hf://somebody/Demo/model.safetensors, .* MB\n", stderr
         )
 
-    def test_tune_and_bench(self, hub: Hub, tmp_path: Path) -> None:
+    def test_tune_and_bench(self, run: Run) -> None:
         short = ("--budget", "1s", "--prompts", "code", "-t", "1", "--json")
-        tuned, measured = run_commands(
-            hub,
-            tmp_path / "home",
+        tuned, measured = run(
             ("tune", f"{NAME}:Q8_0", *short, "--max-depth", "1"),
             ("bench", f"{NAME}:Q8_0", *short, "--depths", "0,1", "--no-server"),
         )
         assert Path(tuned.fields["profile"]).name == "Demo-Q8_0.mtp.toml"
         assert "depth" in json.dumps(measured.fields)
 
-    def test_python(self, hub: Hub, repository: Path, tmp_path: Path) -> None:
+    def test_python(self, hub: Hub, repository: Path, tmp_path: Path, home: Path) -> None:
         program = f"""
 import warnings
 warnings.simplefilter("error")
@@ -255,7 +258,6 @@ texts = [
 assert texts[0] == texts[1] == texts[2], texts
 print(texts[0])
 """
-        home = tmp_path / "home"
         output = run_python(program, env=environment(hub, home), cwd=tmp_path)
         assert "return" in output
         assert downloaded(home) == {"Demo-Q4_K_M.gguf"}
@@ -266,15 +268,12 @@ print(texts[0])
 
 
 class TestReads:
-    def test_headers_only(self, hub: Hub, repository: Path, tmp_path: Path) -> None:
+    def test_headers_only(self, run: Run, repository: Path, home: Path) -> None:
         """Commands that inspect read ranges of a name by quant, too, and keep nothing."""
-        home = tmp_path / "home"
-        listed, doctor, with_head, compared = run_commands(
-            hub,
-            home,
+        listed, doctor, with_head, compared = run(
             ("list-tensors", f"{NAME}:F16", "--json"),
             ("doctor", f"{NAME}:Q4_K_M", "--json"),
-            ("doctor", f"{NAME}:Q8_0", "--head", f"hf://{NAME}/mtp-Demo.gguf", "--json"),
+            ("doctor", f"{NAME}:Q8_0", "--head", HEAD, "--json"),
             ("compare", repository / "Demo-Q4_K_M.gguf", f"{NAME}:Q4_K_M", "--filter", "nextn"),
         )
         assert len(listed.fields["tensors"]) == 70
@@ -283,20 +282,19 @@ class TestReads:
         assert compared.code == 0
         assert not downloaded(home)
 
-    def test_offline_from_the_cache(self, hub: Hub, tmp_path: Path) -> None:
-        home = tmp_path / "home"
+    def test_offline_from_the_cache(self, hub: Hub, run: Run) -> None:
         names = (f"{NAME}:F16", f"hf://{NAME}/F16/Demo-F16-00002-of-00003.gguf")
-        [_] = run_commands(hub, home, ("generate", names[0], *TEXT))
+        [_] = run(("generate", names[0], *TEXT))
         hub.requests.clear()
-        commands = [("doctor", name, "--json") for name in (*names, f"hf://{NAME}/mtp-Demo.gguf")]
-        *there, missing = run_commands(hub, home, *commands, HF_HUB_OFFLINE="1")
+        commands = [("doctor", name, "--json") for name in (*names, HEAD)]
+        *there, missing = run(*commands, HF_HUB_OFFLINE="1")
         assert all(done.fields["can_draft"] for done in there)
         assert missing.code == 1
         assert "no such file" in missing.last
         assert not hub.requests
 
     def test_a_head_measured_against_a_gguf(
-        self, hub: Hub, repository: Path, tmp_path: Path
+        self, run: Run, repository: Path, tmp_path: Path
     ) -> None:
         """`doctor --from` takes a GGUF as the original, too, and finds another one's head."""
         other = tmp_path / "other"
@@ -307,9 +305,7 @@ class TestReads:
         tensors["mtp.fc.weight"] = tensors["mtp.fc.weight"][::-1].copy()
         save_file(tensors, other / "model.safetensors")
         assert invoke("convert", other, "-o", tmp_path / "other.gguf").exit_code == 0
-        same, wrong = run_commands(
-            hub,
-            tmp_path / "home",
+        same, wrong = run(
             ("doctor", repository / "Demo-Q4_K_M.gguf", "--from", f"{NAME}:F16", "--json"),
             ("doctor", tmp_path / "other.gguf", "--from", f"{NAME}:F16", "--json"),
         )
@@ -318,24 +314,15 @@ class TestReads:
         [finding] = [f for f in json.loads(wrong.stdout)["findings"] if f["severity"] == "fault"]
         assert "nextn.eh_proj.weight" in finding["text"]
 
-    def test_doctor_runs_a_download(self, hub: Hub, tmp_path: Path) -> None:
-        [done] = run_commands(hub, tmp_path / "home", ("doctor", f"{NAME}:Q8_0", "--load"))
+    def test_doctor_runs_a_download(self, run: Run) -> None:
+        [done] = run(("doctor", f"{NAME}:Q8_0", "--load"))
         assert done.code == 0, done.stderr
         assert "loaded: it runs and drafts" in done.stdout
 
-    def test_convert_and_graft(self, hub: Hub, tmp_path: Path) -> None:
-        converted, grafted = run_commands(
-            hub,
-            tmp_path / "home",
+    def test_convert_and_graft(self, hub: Hub, run: Run) -> None:
+        converted, grafted = run(
             ("convert", f"{NAME}:F16", "-o", "out.gguf", "--quant", "Q5_K_M", "--json"),
-            (
-                "graft",
-                f"{NAME}:Q8_0",
-                "--from",
-                f"hf://{NAME}/mtp-Demo.gguf",
-                "--no-check",
-                "--json",
-            ),
+            ("graft", f"{NAME}:Q8_0", "--from", HEAD, "--no-check", "--json"),
         )
         assert converted.code == 0, converted.stderr
         assert grafted.fields["path"] == "Demo-Q8_0-MTP.gguf"
@@ -346,7 +333,7 @@ class TestFileTools:
     """`extract`, `strip` and `fastmtp` write from the hub straight into their output."""
 
     def test_the_output_is_that_of_the_local_file(
-        self, hub: Hub, repository: Path, tmp_path: Path
+        self, run: Run, repository: Path, tmp_path: Path, home: Path
     ) -> None:
         files = {f"{NAME}:F16": "F16/Demo-F16-00001-of-00003.gguf", NAME: "Demo-Q4_K_M.gguf"}
         tools = (("extract",), ("strip",), ("fastmtp", "add", "--size", "700"))
@@ -357,19 +344,16 @@ class TestFileTools:
                 n = len(local)
                 local.append((*tool, repository / file, "-o", tmp_path / f"{n}-local.gguf"))
                 remote.append((*tool, name, "-o", tmp_path / f"{n}-remote.gguf"))
-        home = tmp_path / "home"
-        for done in run_commands(hub, home, *local, *remote):
+        for done in run(*local, *remote):
             assert done.code == 0, done.stderr
         for (*_, ours), (*_, theirs) in zip(local, remote, strict=True):
             assert Path(str(ours)).read_bytes() == Path(str(theirs)).read_bytes()
         assert not downloaded(home)
 
-    def test_names_corpora_and_places(self, hub: Hub, tmp_path: Path) -> None:
-        corpus, home = tmp_path / "corpus.txt", tmp_path / "home"
+    def test_names_corpora_and_places(self, run: Run, tmp_path: Path, home: Path) -> None:
+        corpus = tmp_path / "corpus.txt"
         corpus.write_text("def is_prime(n):\n    return n > 1\n" * 50)
-        named, counted, shown, listless, in_place = run_commands(
-            hub,
-            home,
+        named, counted, shown, listless, in_place = run(
             ("extract", f"{NAME}:F16"),
             ("fastmtp", "add", f"{NAME}:Q4_K_M", "--corpus", corpus, "--size", "600"),
             ("fastmtp", "show", "Demo-Q4_K_M-FastMTP.gguf", "--json"),
@@ -387,7 +371,7 @@ class TestFileTools:
 
 
 class TestFails:
-    def test_names_that_mean_nothing_there(self, hub: Hub, tmp_path: Path) -> None:
+    def test_names_that_mean_nothing_there(self, hub: Hub, run: Run, home: Path) -> None:
         there = f"there are {NAME}:Q4_K_M, {NAME}:Q8_0, {NAME}:F16"
         expected = {
             f"{NAME}:Q9_K": f"{NAME}:Q9_K: no Q9_K on the hub; {there}",
@@ -398,20 +382,17 @@ class TestFails:
             f"{NAME}@v9:Q4_K_M": f"{NAME}: no revision 'v9' on the hub",
             "https://localhost/x.gguf": "download it first: curl -LO https://localhost/x.gguf",
         }
-        home = tmp_path / "home"
         commands = [("generate", name, *TEXT[:-1]) for name in expected]
-        for result, text in zip(run_commands(hub, home, *commands), expected.values(), strict=True):
+        for result, text in zip(run(*commands), expected.values(), strict=True):
             assert result.code == 1
             assert result.stderr.startswith("mtp-gguf: ")
             assert result.stderr.endswith(f"{text}\n")
             assert result.stderr.count("\n") == 1
         assert not downloaded(home)
 
-    def test_names_that_lead_out_of_the_cache(self, hub: Hub, tmp_path: Path) -> None:
+    def test_names_that_lead_out_of_the_cache(self, hub: Hub, run: Run) -> None:
         hub.claimed = ("../../../evil-Q5_K_M.gguf", "F16/../../../evil-Q6_K.gguf")
-        results = run_commands(
-            hub,
-            tmp_path / "home",
+        results = run(
             *(("generate", f"{NAME}:{quant}", *TEXT[:-1]) for quant in ("Q5_K_M", "Q6_K")),
             ("generate", f"hf://{NAME}/{hub.claimed[0]}", *TEXT[:-1]),
         )
@@ -419,13 +400,12 @@ class TestFails:
             assert result.code == 1
             assert result.last.endswith(f"there are {NAME}:Q4_K_M, {NAME}:Q8_0, {NAME}:F16")
 
-    def test_several_models(self, tmp_path: Path) -> None:
+    def test_several_models(self, tmp_path: Path, home: Path) -> None:
         folder = tmp_path / "files"
         for name in ("a/One-Q4_K_M.gguf", "b/Two-Q4_K_M.gguf", "One-Q6_K-00001-of-00002.gguf"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(b"GGUF")
         with Hub(NAME, {"main": folder}) as hub:
-            home = tmp_path / "home"
             commands = [("tune", name) for name in (f"{NAME}:Q4_K_M", NAME, f"{NAME}:Q6_K")]
             quant, usual, shard = run_commands(hub, home, *commands)
         both = f"name one: hf://{NAME}/a/One-Q4_K_M.gguf or hf://{NAME}/b/Two-Q4_K_M.gguf"
@@ -436,68 +416,55 @@ class TestFails:
             "the hub"
         )
 
-    def test_a_checkpoint_and_nothing_at_all(self, tmp_path: Path) -> None:
+    def test_a_checkpoint_and_nothing_at_all(self, tmp_path: Path, home: Path) -> None:
         folder = tmp_path / "files"
         folder.mkdir()
         with Hub(NAME, {"main": folder}) as hub:
-            [empty] = run_commands(hub, tmp_path / "home", ("generate", NAME, *TEXT[:-1]))
+            [empty] = run_commands(hub, home, ("generate", NAME, *TEXT[:-1]))
             (folder / "config.json").write_text("{}")
-            [checkpoint] = run_commands(hub, tmp_path / "home", ("generate", NAME, *TEXT[:-1]))
+            [checkpoint] = run_commands(hub, home, ("generate", NAME, *TEXT[:-1]))
         expected = f"mtp-gguf: {NAME}: expected GGUF files on the hub, found"
         assert empty.last == f"{expected} no files"
         assert checkpoint.last.startswith(f"{expected} a checkpoint; `mtp-gguf up {NAME}` converts")
 
     @pytest.mark.thorough
-    def test_not_let_in(self, hub: Hub, tmp_path: Path) -> None:
-        home = tmp_path / "home"
+    def test_not_let_in(self, hub: Hub, run: Run) -> None:
         command = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
         hub.gated = True
-        [gated] = run_commands(hub, home, command)
+        [gated] = run(command)
         assert gated.code == 1
         assert "is gated on the hub; accept its terms there and log in" in gated.last
         hub.gated, hub.token = False, "hf_right"
-        [private] = run_commands(hub, home, command)
+        [private] = run(command)
         assert "no such model, or it is private" in private.last
-        [wrong] = run_commands(hub, home, command, HF_TOKEN="hf_wrong")
+        [wrong] = run(command, HF_TOKEN="hf_wrong")
         assert "correct HF_TOKEN" in wrong.last
-        [right] = run_commands(hub, home, command, HF_TOKEN="hf_right")
+        [right] = run(command, HF_TOKEN="hf_right")
         assert right.code == 0
 
     @pytest.mark.thorough
-    def test_the_hub_is_out_of_reach(self, hub: Hub, tmp_path: Path) -> None:
-        home = tmp_path / "home"
+    def test_the_hub_is_out_of_reach(self, hub: Hub, run: Run) -> None:
         command = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
-        [offline] = run_commands(hub, home, command, HF_HUB_OFFLINE="1")
+        [offline] = run(command, HF_HUB_OFFLINE="1")
         assert not hub.requests
-        [nobody] = run_commands(hub, home, command, HF_ENDPOINT="http://127.0.0.1:9")
+        [nobody] = run(command, HF_ENDPOINT="http://127.0.0.1:9")
         hub.fault = 500
-        [fault] = run_commands(hub, home, command)
+        [fault] = run(command)
         for result in (offline, nobody, fault):
             assert result.code == 1
             assert result.last.startswith(f"mtp-gguf: {NAME}: not in the local cache, and the hub")
         assert "HF_HUB_OFFLINE" in offline.last
         hub.fault = 0
-        [done] = run_commands(hub, home, command)
+        [done] = run(command)
         hub.fault = 500
-        [cached] = run_commands(hub, home, command)
+        [cached] = run(command)
         assert cached.stdout == done.stdout
         assert done.code == cached.code == 0
 
-    def test_a_file_that_is_truncated_on_the_hub(self, repository: Path, tmp_path: Path) -> None:
-        folder = tmp_path / "files"
-        folder.mkdir()
-        data = (repository / "Demo-Q4_K_M.gguf").read_bytes()
-        (folder / "Demo-Q4_K_M.gguf").write_bytes(data[: len(data) // 2])
-        with Hub(NAME, {"main": folder}) as hub:
-            [done] = run_commands(hub, tmp_path / "home", ("generate", NAME, *TEXT[:-1]))
-        assert done.code == 1
-        assert "Demo-Q4_K_M.gguf" in done.last
-        assert "truncated" in done.last
-
-    def test_a_connection_that_drops(self, hub: Hub, tmp_path: Path) -> None:
+    def test_a_connection_that_drops(self, hub: Hub, run: Run, tmp_path: Path) -> None:
         command = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
         hub.cuts, hub.cut_after = 1, 100_000
-        [done] = run_commands(hub, tmp_path / "home", command)
+        [done] = run(command)
         assert done.code == 0
         assert [asked.range for asked in hub.requests if asked.range] == ["bytes=100000-"]
         hub.cuts, hub.cut_after = 1000, 0
@@ -506,9 +473,8 @@ class TestFails:
         assert "download failed" in failed.last
         assert failed.last.endswith("try again")
 
-    def test_an_interrupt(self, hub: Hub, tmp_path: Path) -> None:
+    def test_an_interrupt(self, hub: Hub, run: Run, tmp_path: Path, home: Path) -> None:
         """Ctrl-C takes effect at once and leaves no file that could be taken for the model."""
-        home = tmp_path / "home"
         hub.stalls, hub.cut_after = True, 100_000
         words = ("generate", f"{NAME}:Q4_K_M", *TEXT[:-1])
         with spawn(*words, env=environment(hub, home), cwd=tmp_path) as process:
@@ -522,5 +488,5 @@ class TestFails:
         )
         assert not downloaded(home)
         hub.stalls = False
-        [done] = run_commands(hub, home, words)
+        [done] = run(words)
         assert done.code == 0

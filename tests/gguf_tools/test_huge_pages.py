@@ -12,13 +12,7 @@ import pytest
 from mtp_gguf.gguf_tools.files.output import OutputFile
 from mtp_gguf.gguf_tools.machine import huge_pages
 from mtp_gguf.gguf_tools.machine.huge_pages import read_in_huge_pages
-from support.cached_pages import (
-    MIB,
-    check_in_huge_pages,
-    in_huge_pages,
-    in_small_pages,
-    mapped,
-)
+from support.cached_pages import MIB, check_in_huge_pages, in_huge_pages, in_small_pages, mapped
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such pages")
 

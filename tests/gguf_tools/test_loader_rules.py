@@ -11,7 +11,7 @@ breaks every key and every tensor of a dense model and of a mixture in every way
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from mtp_gguf.gguf_tools.doctor import Severity, diagnose
 from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import TensorCopy
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
-from mtp_gguf.gguf_tools.model import Metadata, open_model
+from mtp_gguf.gguf_tools.model import open_model
 from support.checkpoints import DENSE, MOE
 from support.commands import invoke
-from support.gguf_files import edited
+from support.gguf_files import TensorEdit, drop, edited, reshape
 from support.llama_loads import llama_loads
 from support.models import Models
 
@@ -37,19 +37,13 @@ UNIFORM = ("--quant", "Q8_0")
 class Edit:
     """A change of a file's keys and tensors."""
 
-    metadata: Callable[[Metadata], object] = lambda _: None
-    tensors: Callable[[Tensors], object] = lambda _: None
+    metadata: Mapping[str, Value | None] = dataclasses.field(default_factory=dict)
+    tensors: TensorEdit | None = None
 
 
 def put(key: str, value: Value | None) -> Edit:
     """Set a key, or remove it."""
-
-    def change(keys: Metadata) -> None:
-        keys.pop(key, None)
-        if value is not None:
-            keys[key] = value
-
-    return Edit(metadata=change)
+    return Edit({key: value})
 
 
 def add(*names: str, shape: tuple[int, ...] = (4,)) -> Edit:
@@ -61,11 +55,6 @@ def add(*names: str, shape: tuple[int, ...] = (4,)) -> Edit:
             tensors[name] = TensorCopy(spec, data=bytes(spec.nbytes))
 
     return Edit(tensors=change)
-
-
-def drop(name: str) -> Edit:
-    """Remove a tensor."""
-    return Edit(tensors=lambda tensors: tensors.pop(name))
 
 
 def rename(name: str, new: str) -> Edit:
@@ -80,13 +69,7 @@ def rename(name: str, new: str) -> Edit:
 
 def cut(name: str) -> Edit:
     """Remove a row of a tensor, or an element of a vector."""
-
-    def change(tensors: Tensors) -> None:
-        *first, last = tensors[name].spec.shape
-        spec = dataclasses.replace(tensors[name].spec, shape=(*first, last - 1))
-        tensors[name] = dataclasses.replace(tensors[name], spec=spec)
-
-    return Edit(tensors=change)
+    return Edit(tensors=reshape(name, lambda shape: (*shape[:-1], shape[-1] - 1)))
 
 
 def load_results(source: Path, edits: dict[str, Edit], folder: Path) -> dict[str, tuple[bool, str]]:
@@ -155,7 +138,7 @@ KNOWN: dict[str, tuple[Edit, str]] = {
         "qwen35.context_length: expected this key, found none",
     ),
     "a missing trunk tensor": (
-        drop("blk.1.ffn_up.weight"),
+        Edit(tensors=drop("blk.1.ffn_up.weight")),
         "blk.1.ffn_up.weight: expected this tensor, found none",
     ),
     "a short trunk tensor": (cut("blk.3.attn_k.weight"), "blk.3.attn_k.weight: expected shape"),
@@ -217,8 +200,6 @@ def test_scales_of_a_head_are_refused(models: Models, tmp_path: Path) -> None:
     assert words in invoke("doctor", path).stdout
 
 
-# ------------------------------------------------------------------------- the sweep
-
 # Where the doctor says no to what llama.cpp happens to run: sizes of the MTP block that differ from
 # the trunk's, which our runtime reads, integers in place of weights, and 2^31 rotated dimensions.
 STRICTER = ("uneven qwen35", "ints blk", "huge qwen35.rope", "huge qwen35moe.rope")
@@ -264,7 +245,7 @@ def every_edit(source: Path) -> Iterator[tuple[str, Edit]]:
                     for name, changed in changes.items():
                         yield f"{name} {key}", put(key, Value(value.type, changed))
     for name in names:
-        yield f"drop {name}", drop(name)
+        yield f"drop {name}", Edit(tensors=lambda tensors, name=name: tensors.pop(name))  # type: ignore[misc]
         yield f"rename {name}", rename(name, name + "x")
         yield f"cut {name}", cut(name)
         yield f"ints {name}", Edit(tensors=partial(_as_integers, name=name))

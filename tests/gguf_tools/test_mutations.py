@@ -1,44 +1,59 @@
-"""Damaged GGUF headers give an error of one sentence or a result, never a crash."""
+"""Damaged headers, and keys of unexpected types, give an error of one sentence or a result."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from mtp_gguf.gguf_tools.files.format import open_gguf
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, open_gguf
 from support.checkpoints import DENSE, MOE
 from support.commands import held, invoke
+from support.gguf_files import edited
+from support.golden_gguf import mutant
 from support.models import Models
 
 ROUNDS = 8
-TELLING = (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
+VALUES = (
+    Value(ValueType.STRING, "x"),
+    Value(ValueType.U32, 0),
+    Value(ValueType.U64, 2**64 - 1),
+    Value(ValueType.I32, -5),
+    Value(ValueType.F32, float("nan")),
+    Value(ValueType.BOOL, True),
+    Value(ValueType.U32, []),
+    Value(ValueType.STRING, ["a", "b"]),
+    Value(ValueType.F64, [1.5, float("inf")]),
+    Value(ValueType.BOOL, [True] * 5),
+)
 
 
-def mutated(data: bytes, header: int, random: np.random.Generator) -> bytes:
-    """Change bytes of the header, insert special values, or truncate the file."""
-    copy = bytearray(data)
-    for _ in range(int(random.integers(1, 4))):
-        at = int(random.integers(0, header))
-        kind = random.integers(0, 4)
-        if kind == 0:
-            copy[at] ^= 1 << int(random.integers(0, 8))
-        elif kind == 1:
-            copy[at] = int(random.integers(0, 256))
-        elif kind == 2:
-            copy[at : at + 8] = TELLING[int(random.integers(0, len(TELLING)))].to_bytes(8, "little")
-        else:
-            other = int(random.integers(0, header))
-            copy[at : at + 4] = copy[other : other + 4]
-    if random.integers(0, 8) == 0:
-        del copy[int(random.integers(0, len(copy))) :]
-    return bytes(copy)
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out" / "out.gguf"
+
+
+def refusing(target: Path, *commands: tuple[object, ...]) -> set[object]:
+    """Run commands that write `target` or nothing; those that refused their input."""
+    found = set()
+    for words in commands:
+        result = invoke(*words)
+        assert isinstance(result.exception, SystemExit | None), (words, repr(result.exception))
+        assert result.exit_code in (0, 1), (words, result.output)
+        if result.exit_code and words[0] != "doctor":
+            assert result.stderr.count("\n") == 1, (words, result.stderr)
+            found.add(words[0])
+        written = result.exit_code == 0 and "-o" in words
+        assert [*held(target.parent)] == [target.name] * written, words
+        target.unlink(missing_ok=True)
+    return found
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
-def test_mutations(seed: int, models: Models, tmp_path: Path) -> None:
+def test_mutations(seed: int, models: Models, tmp_path: Path, target: Path) -> None:
     spec = (DENSE, MOE)[seed % 2]
     options = ("--fastmtp", "128", "--fastmtp-layout", ("ids", "table")[seed // 2])
     whole = models.convert(spec, "--quant", "Q8_0", *options)
@@ -46,16 +61,16 @@ def test_mutations(seed: int, models: Models, tmp_path: Path) -> None:
     data = whole.read_bytes()
     with open_gguf(whole) as file:
         header = file.data_offset
-    # Names, types and keys of the tensors are the header's last part; tokens are most of the rest.
-    random = np.random.default_rng(seed)
-    broken, target = tmp_path / "broken.gguf", tmp_path / "out" / "out.gguf"
-    target.parent.mkdir()
-    outcomes = set()
+    source = random.Random(seed)
+    broken, refused = tmp_path / "broken.gguf", set[object]()
     for _ in range(ROUNDS):
-        start = 0 if random.integers(0, 2) else header - 6000
-        changed = mutated(data[start:], header - start, random)
-        broken.write_bytes(data[:start] + changed)
-        for arguments in (
+        # Names, types and keys of the tensors are the header's last part; tokens most of the rest.
+        start = source.choice((0, header - 6000))
+        changed = mutant(data[start:header], source)
+        end = source.choice((len(data),) * 7 + (source.randrange(len(data)),))
+        broken.write_bytes((data[:start] + changed + data[header:])[:end])
+        refused |= refusing(
+            target,
             ("strip", broken, "-o", target),
             ("extract", broken, "-o", target),
             ("graft", trunk, "--from", broken, "-o", target),
@@ -64,16 +79,29 @@ def test_mutations(seed: int, models: Models, tmp_path: Path) -> None:
             ("fastmtp", "show", broken),
             ("fastmtp", "remove", broken, "-o", target),
             ("fastmtp", "add", broken, "-n", "64", "-o", target),
-        ):
-            result = invoke(*arguments)
-            assert result.exit_code in (0, 1), result.output
-            assert result.exception is None or isinstance(result.exception, SystemExit), (
-                arguments,
-                repr(result.exception),
-            )
-            if result.exit_code and arguments[0] != "doctor":
-                assert result.stderr.count("\n") == 1, result.stderr
-                assert held(target.parent) == {}
-            outcomes.add((arguments[0], result.exit_code))
-            target.unlink(missing_ok=True)
-    assert {command for command, code in outcomes if code} >= {"strip", "extract", "graft"}
+        )
+    assert refused >= {"strip", "extract", "graft"}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("number", range(len(VALUES)))
+def test_wrong_values(number: int, models: Models, tmp_path: Path, target: Path) -> None:
+    whole = models.convert(DENSE, "--quant", "Q8_0", "--fastmtp", "128")
+    trunk = models.convert(DENSE, "--quant", "Q8_0", "--no-mtp")
+    with open_gguf(whole) as file:
+        # All values for the keys that count most, every third one for the others.
+        read = [k for k in file.keys if not k.startswith("general.") or "arch" in k or "size" in k]
+    always = ("block_count", "nextn_predict_layers", "recurrent_layers", "token_ids", "head_count")
+    for key in [k for i, k in enumerate(read) if k.endswith(always) or (i + number) % 3 == 0]:
+        value = {key: VALUES[number]}
+        broken = edited(whole, tmp_path / "broken.gguf", metadata=value)
+        headless = edited(trunk, tmp_path / "headless.gguf", metadata=value)
+        refusing(
+            target,
+            ("strip", broken, "-o", target),
+            ("graft", "--no-check", trunk, "--from", broken, "-o", target),
+            ("graft", "--no-check", headless, "--from", whole, "-o", target),
+            ("doctor", broken),
+            ("doctor", headless),
+            ("fastmtp", "show", broken),
+        )

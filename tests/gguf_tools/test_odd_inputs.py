@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,25 +21,9 @@ from mtp_gguf.native.errors import ModelRefusedError, NativeError
 from mtp_gguf.native.head import Head, check_head
 from mtp_gguf.quantize.upstream import QuantizeError, quantize_file
 from support.checkpoints import SMALL, write_checkpoint
-from support.commands import check_refusal, invoke, refused, spawn, succeed
+from support.commands import check_refusal, deadline, invoke, refused, spawn, succeed
 
 SECONDS = 20  # a process that takes longer is blocked on a pipe
-
-
-@contextmanager
-def not_waiting() -> Iterator[None]:
-    """Fail if the block takes longer than SECONDS; no OSError, which commands report."""
-
-    def late(_number: int, _frame: object) -> None:
-        pytest.fail(f"blocked for {SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +31,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint `hf` and `model.gguf` made of it."""
     folder = tmp_path_factory.mktemp("sound")
     write_checkpoint(folder / "hf", SMALL)
-    result = invoke("convert", folder / "hf", "-o", folder / "model.gguf", "--quant", "Q8_0")
-    assert result.exit_code == 0, result.stderr
+    succeed("convert", folder / "hf", "-o", folder / "model.gguf", "--quant", "Q8_0")
     return folder
 
 
@@ -115,7 +96,7 @@ def test_refused_at_once(
         str(places.get(word, sound / word if (sound / word).exists() else word))
         for word in command.split()
     ]
-    with not_waiting():
+    with deadline(SECONDS):
         result = invoke(*words)
     assert result.exit_code == 1, result.output
     assert isinstance(result.exception, SystemExit), repr(result.exception)
@@ -126,7 +107,7 @@ def test_refused_at_once(
 
 def test_a_head_from_a_pipe(sound: Path, tmp_path: Path) -> None:
     """libmtp opens this one."""
-    with not_waiting(), pytest.raises(NativeError, match="expected a file with content"):
+    with deadline(SECONDS), pytest.raises(NativeError, match="expected a file with content"):
         MTPLlama(str(sound / "model.gguf"), mtp_head=str(a_fifo(tmp_path)), depth=2)
 
 
@@ -142,7 +123,7 @@ def test_text_may_come_through_a_pipe(option: str, sound: Path, tmp_path: Path) 
 
     writer = threading.Thread(target=fill)
     writer.start()
-    with not_waiting():
+    with deadline(SECONDS):
         result = invoke(
             *("fastmtp", "add", sound / "model.gguf", option, f"/dev/fd/{read}"),
             *("-o", tmp_path / "out.gguf"),
@@ -153,7 +134,11 @@ def test_text_may_come_through_a_pipe(option: str, sound: Path, tmp_path: Path) 
     assert (tmp_path / "out.gguf").exists()
 
 
-# ------------------------------------------------------------------ text that is not UTF-8
+def test_what_is_no_file(tmp_path: Path) -> None:
+    words = ("none.gguf: expected a GGUF file, found none; create one with mtp-gguf convert",)
+    refused(tmp_path, "generate", tmp_path / "none.gguf", "-p", "x", words=words)
+    refused(tmp_path, "generate", tmp_path, "-p", "x", words=("found a folder",))
+
 
 LATIN_1 = "caf\udce9"  # as Python keeps the byte E9 of an argument
 ESCAPED = "caf\\udce9.gguf"

@@ -17,7 +17,7 @@ from gguf import GGUFReader, GGUFWriter
 
 from mtp_gguf.gguf_tools.heads.nextn import BLOCKS
 from support.commands import check_refusal, invoke, refused, succeed
-from support.gguf_files import differing, loads, tensors_of, value_of
+from support.gguf_files import differing, finish, loads, tensors_of, value_of
 from support.stand_in_server import PATCHED_HELP, write_stand_in
 
 ARCH = "qwen4exp"
@@ -143,10 +143,7 @@ def write(path: Path, shapes: Shapes, *, head: bool, shared: bool = False) -> Pa
         seed = np.frombuffer(name.encode(), np.uint8)
         values = np.random.default_rng(seed).normal(0.0, 0.05, shape[::-1]).astype(np.float32)
         writer.add_tensor(name, values + np.float32("norm" in name))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

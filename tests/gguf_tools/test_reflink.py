@@ -13,7 +13,6 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, write
 from mtp_gguf.gguf_tools.hub.sources import FileSource
 from mtp_gguf.gguf_tools.model import open_model
 from support.checkpoints import DENSE
+from support.failing_files import failing
 from support.models import Models
 
 BLOCK = 4096
@@ -161,13 +161,6 @@ def test_without_shared_blocks_the_bytes_are_the_same(
     copied(source, start, length, offset)
     monkeypatch.setattr(os, "sendfile", failing(errno.EINVAL))
     copied(source, start, length, offset)
-
-
-def failing(code: int) -> Callable[..., int]:
-    def fail(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 def test_sharing_is_tried_where_the_places_lie_alike(

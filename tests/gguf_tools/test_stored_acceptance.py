@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from hashlib import blake2b
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from gguf import GGUFReader
 
 from mtp_gguf.convert.heads import acceptance as measuring
 from mtp_gguf.gguf_tools.errors import RequestError
-from mtp_gguf.gguf_tools.files.format import RawValue, Value, ValueType, encoded_keys, open_gguf
+from mtp_gguf.gguf_tools.files.format import Value, ValueType, encoded_keys, open_gguf
 from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, copies, write
 from mtp_gguf.gguf_tools.heads.acceptance import (
     LEAST,
@@ -34,20 +33,31 @@ from mtp_gguf.server.model import choose_head
 from mtp_gguf.server.model import open_model as open_served
 from support.commands import invoke, succeed
 from support.gguf_files import loads, value_of
+from support.models import DEMO
 from support.range_server import Web
-
-DEMO = Path(str(resources.files("mtp_gguf.gguf_tools") / "demo_model"))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The converted demo with its acceptance, and what --json printed."""
+def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     path = tmp_path_factory.mktemp("made") / "demo.gguf"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(measuring.VARIABLE, "1")
         patch.setattr(measuring, "_SECONDS", 300.0)  # the same chains on a busy machine, too
         fields = json.loads(succeed("convert", DEMO, "-o", path, "--mtp-f16", "--json"))
     return path, fields
+
+
+@pytest.fixture(scope="module")
+def made(converted: tuple[Path, dict[str, Any]]) -> Path:
+    """The converted demo with its acceptance."""
+    return converted[0]
+
+
+@pytest.fixture(scope="module")
+def printed(converted: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
+    """Its acceptance as `convert --json` printed it."""
+    [found] = converted[1]["acceptance"].values()
+    return dict(found)
 
 
 def stated(path: Path) -> Stored:
@@ -60,46 +70,45 @@ def keys_of(path: Path) -> Metadata:
         return header_keys(model.first)
 
 
+WITHOUT: Mapping[str, None] = dict.fromkeys(reserved())  # acceptance
+
+
 def changed(
-    source: Path,
-    target: Path,
-    *,
-    keys: Callable[[Metadata], object] = lambda _: None,
-    name: str | None = None,
+    source: Path, target: Path, keys: Mapping[str, Value | None] | None = None, name: str = ""
 ) -> Path:
-    """A copy with all keys, as other programs make it. name: of a tensor that differs in it."""
+    """A copy with all keys, as other programs make it, but these; None removes a key.
+
+    name: of a tensor that differs in it.
+    """
     with open_model(source) as model:
-        metadata = header_keys(model.first)
-        keys(metadata)
+        metadata = {**header_keys(model.first), **(keys or {})}
         tensors = list(copies(model))
         for at, tensor in enumerate(tensors):
             if tensor.name == name:
                 data = np.frombuffer(model.read(tensor.name), np.uint8) ^ 1
                 tensors[at] = TensorCopy(tensor.spec, data=data.tobytes())
-        write(target, OutputSpec(metadata, tuple(tensors)))
+        remaining = {key: value for key, value in metadata.items() if value is not None}
+        write(target, OutputSpec(remaining, tuple(tensors)))
     return target
 
 
-def test_convert_stores_what_it_prints(made: tuple[Path, dict[str, Any]]) -> None:
-    path, fields = made
-    [found] = fields["acceptance"].values()
-    assert found["share"] > LEAST
-    assert found["greedy"]["drafted"] == found["sampled"]["drafted"] == [140] * 4
+def test_convert_stores_what_it_prints(made: Path, printed: dict[str, Any]) -> None:
+    assert printed["share"] > LEAST
+    assert printed["greedy"]["drafted"] == printed["sampled"]["drafted"] == [140] * 4
     for way in ("greedy", "sampled"):
-        counts = found[way]
-        assert value_of(path, f"{ACCEPTANCE_PREFIX}{way}.drafted") == counts["drafted"]
-        assert value_of(path, f"{ACCEPTANCE_PREFIX}{way}.accepted") == counts["accepted"]
+        counts = printed[way]
+        assert value_of(made, f"{ACCEPTANCE_PREFIX}{way}.drafted") == counts["drafted"]
+        assert value_of(made, f"{ACCEPTANCE_PREFIX}{way}.accepted") == counts["accepted"]
         assert counts["accepted"] == sorted(counts["accepted"], reverse=True)
-    stored = stated(path).acceptance
+    stored = stated(made).acceptance
     assert stored is not None
-    assert stored.fields().items() <= found.items()
+    assert stored.fields().items() <= printed.items()
 
 
-def test_fingerprints_stay_the_same(made: tuple[Path, dict[str, Any]]) -> None:
+def test_fingerprints_stay_the_same(made: Path) -> None:
     """A file that was measured by another version is recognized: 8 bytes of BLAKE2b."""
-    path, _ = made
     found = {"trunk": blake2b(digest_size=8), "head": blake2b(digest_size=8)}
-    reader = GGUFReader(path)
+    reader = GGUFReader(made)
     head = f"blk.{int(reader.fields['qwen35.block_count'].contents()) - 1}."
     for tensor in sorted(reader.tensors, key=lambda tensor: tensor.name):
         digest = found["head" if tensor.name.startswith(head) else "trunk"]
@@ -108,84 +117,65 @@ def test_fingerprints_stay_the_same(made: tuple[Path, dict[str, Any]]) -> None:
         middle = max(len(data) - 64, 0) // 2
         digest.update(data[middle : middle + 64])
     for part, digest in found.items():
-        assert value_of(path, f"{ACCEPTANCE_PREFIX}{part}") == digest.hexdigest()
+        assert value_of(made, f"{ACCEPTANCE_PREFIX}{part}") == digest.hexdigest()
 
 
-def test_commands_show_it(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    path, fields = made
-    [found] = fields["acceptance"].values()
-    text = stated(path).text
+def test_commands_show_it(made: Path, printed: dict[str, Any], tmp_path: Path) -> None:
+    text = stated(made).text
     assert text is not None
     assert "greedy " in text
-    for command in (("list-tensors", path, "--mtp"), ("info", path), ("doctor", path)):
+    for command in (("list-tensors", made, "--mtp"), ("info", made), ("doctor", made)):
         assert f"acceptance: {text}\n" in succeed(*command)
         shown = json.loads(succeed(*command, "--json"))["acceptance"]
-        assert (shown["share"], shown["checked"]) == (found["share"], True)
-    assert open_served(path).acceptance == text
-    other = changed(path, tmp_path / "other.gguf", name="blk.0.ffn_down.weight")
+        assert (shown["share"], shown["checked"]) == (printed["share"], True)
+    assert open_served(made).acceptance == text
+    other = changed(made, tmp_path / "other.gguf", name="blk.0.ffn_down.weight")
     assert "not that of this file: " in succeed("list-tensors", other, "--mtp")
     assert json.loads(succeed("info", other, "--json"))["acceptance"]["fault"]
-    bare = changed(path, tmp_path / "bare.gguf", keys=without_acceptance)
+    bare = changed(made, tmp_path / "bare.gguf", WITHOUT)
     assert "acceptance" not in succeed("info", bare)
     assert json.loads(succeed("doctor", bare, "--json"))["acceptance"] is None
 
 
 @pytest.mark.thorough
-def test_measured_anew_it_is_the_same(
-    made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, _ = made
+def test_measured_anew_it_is_the_same(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_SECONDS", 300.0)
-    fields = json.loads(succeed("doctor", path, "--load", "--json"))
+    fields = json.loads(succeed("doctor", made, "--load", "--json"))
     for way in ("greedy", "sampled"):
         assert fields["measured_acceptance"][way] == fields["acceptance"][way]
-    here = measure_acceptance(path, seconds=300).fields()  # MTPLlama, in this process
+    here = measure_acceptance(made, seconds=300).fields()  # MTPLlama, in this process
     assert here["greedy"] == fields["acceptance"]["greedy"]
-    assert "measured now: acceptance: greedy " in succeed("doctor", path, "--load")
+    assert "measured now: acceptance: greedy " in succeed("doctor", made, "--load")
 
 
-def test_a_remote_file_is_not_compared(
-    made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_remote_file_is_not_compared(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> str:
         raise AssertionError("bytes of tensors are read")
 
     monkeypatch.setattr("mtp_gguf.gguf_tools.heads.acceptance._digest", refuse)
     monkeypatch.setenv("NO_PROXY", "*")
-    with Web(made[0].parent) as web:
-        found = succeed("list-tensors", web.url(made[0].name), "--mtp")
+    with Web(made.parent) as web:
+        found = succeed("list-tensors", web.url(made.name), "--mtp")
     assert "as the file states; not compared with its tensors\n" in found
 
 
-def test_other_programs_see_the_file_as_before(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    path, _ = made
+def test_other_programs_see_the_file_as_before(made: Path, tmp_path: Path) -> None:
     succeed("convert", DEMO, "-o", tmp_path / "plain.gguf", "--mtp-f16", "--no-check")
-    assert loads(path)
-    keys = keys_of(path)
-    assert {*keys} - {*keys_of(tmp_path / "plain.gguf")} == {*reserved()}
-    plain = changed(path, tmp_path / "without.gguf", keys=without_acceptance)
+    assert loads(made)
+    assert {*keys_of(made)} - {*keys_of(tmp_path / "plain.gguf")} == {*reserved()}
+    plain = changed(made, tmp_path / "without.gguf", WITHOUT)
     assert plain.read_bytes() == (tmp_path / "plain.gguf").read_bytes()
 
 
-def without_acceptance(keys: Metadata) -> None:
-    for key in reserved():
-        del keys[key]
-
-
-def test_rewriting_a_file_drops_what_was_measured_with_it(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    path, _ = made
-    succeed("fastmtp", "add", path, "-o", tmp_path / "listed.gguf", "--size", 512)
+def test_rewriting_a_file_drops_what_was_measured_with_it(made: Path, tmp_path: Path) -> None:
+    succeed("fastmtp", "add", made, "-o", tmp_path / "listed.gguf", "--size", 512)
     assert not any(key.startswith(ACCEPTANCE_PREFIX) for key in keys_of(tmp_path / "listed.gguf"))
 
 
 def test_another_list_in_place_is_said_to_have_another_acceptance(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path
+    made: Path, tmp_path: Path
 ) -> None:
-    path = Path(shutil.copy(made[0], tmp_path / "listed.gguf"))
+    path = Path(shutil.copy(made, tmp_path / "listed.gguf"))
     words = "acceptance: not that of this file: the stated one was measured with another head "
     words += "or draft vocabulary; "
     assert words in succeed("fastmtp", "add", path, "--size", 512, "--in-place")
@@ -193,23 +183,20 @@ def test_another_list_in_place_is_said_to_have_another_acceptance(
     assert words in succeed("fastmtp", "remove", path, "--in-place")
 
 
-def test_what_was_measured_is_no_difference_between_models(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    bare = changed(made[0], tmp_path / "bare.gguf", keys=without_acceptance)
-    assert succeed("compare", made[0], bare).endswith("0 keys of the metadata differ\n")
+def test_what_was_measured_is_no_difference_between_models(made: Path, tmp_path: Path) -> None:
+    bare = changed(made, tmp_path / "bare.gguf", WITHOUT)
+    assert succeed("compare", made, bare).endswith("0 keys of the metadata differ\n")
 
 
 def test_a_graft_is_the_conversion_with_its_acceptance(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, _ = made
     monkeypatch.setenv(measuring.VARIABLE, "1")
     monkeypatch.setattr(measuring, "_SECONDS", 300.0)
-    succeed("strip", path, "-o", tmp_path / "trunk.gguf")
+    succeed("strip", made, "-o", tmp_path / "trunk.gguf")
     arguments = ("--from", DEMO, "--mtp-f16", "-o", tmp_path / "made.gguf")
     succeed("graft", tmp_path / "trunk.gguf", *arguments)
-    assert (tmp_path / "made.gguf").read_bytes() == path.read_bytes()
+    assert (tmp_path / "made.gguf").read_bytes() == made.read_bytes()
 
 
 @pytest.mark.thorough
@@ -271,21 +258,17 @@ def test_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_counts_of_other_tensors_are_not_shown(
-    name: str, part: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
+    name: str, part: str, made: Path, tmp_path: Path
 ) -> None:
-    found = stated(changed(made[0], tmp_path / "other.gguf", name=name))
+    found = stated(changed(made, tmp_path / "other.gguf", name=name))
     assert found.acceptance is None
     assert found.text is not None
     assert f"measured with another {part}" in found.text
 
 
-def test_counts_without_the_draft_vocabulary_are_not_shown(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    def add(keys: Metadata) -> None:
-        keys["mtp_gguf.fastmtp.token_ids"] = Value(ValueType.U32, range(100))
-
-    found = stated(changed(made[0], tmp_path / "other.gguf", keys=add))
+def test_counts_without_the_draft_vocabulary_are_not_shown(made: Path, tmp_path: Path) -> None:
+    ids = {"mtp_gguf.fastmtp.token_ids": Value(ValueType.U32, range(100))}
+    found = stated(changed(made, tmp_path / "other.gguf", ids))
     assert "another head" in found.fault
 
 
@@ -300,54 +283,38 @@ def test_counts_without_the_draft_vocabulary_are_not_shown(
         ("trunk", Value(ValueType.U32, (1,) * 4), "expected one value"),
     ],
 )
-def test_hostile_keys(
-    key: str, value: Value, words: str, made: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    def edit(keys: Metadata) -> None:
-        keys[ACCEPTANCE_PREFIX + key] = value
-
-    found = stated(changed(made[0], tmp_path / "hostile.gguf", keys=edit))
+def test_hostile_keys(key: str, value: Value, words: str, made: Path, tmp_path: Path) -> None:
+    found = stated(changed(made, tmp_path / "hostile.gguf", {ACCEPTANCE_PREFIX + key: value}))
     assert found.acceptance is None
     assert words in found.fault
 
 
-def test_another_version_or_corpus_states_nothing(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_another_version_or_corpus_states_nothing(made: Path, tmp_path: Path) -> None:
     for key, value in (
         ("version", Value(ValueType.U32, 2)),
         ("corpus", Value(ValueType.STRING, "another")),
         ("corpus_version", Value(ValueType.U32, 2)),
     ):
-
-        def edit(keys: Metadata, key: str = key, value: Value = value) -> None:
-            keys[ACCEPTANCE_PREFIX + key] = value
-
-        assert stated(changed(made[0], tmp_path / "other.gguf", keys=edit)).text is None
+        other = changed(made, tmp_path / "other.gguf", {ACCEPTANCE_PREFIX + key: value})
+        assert stated(other).text is None
 
 
 def test_only_reserved_keys_are_replaced(tmp_path: Path) -> None:
     counts = Counts((9, 9, 9, 9), (4, 3, 2, 1))
-    succeed("convert", DEMO, "-o", tmp_path / "plain.gguf", "--no-check")
-    before = (tmp_path / "plain.gguf").read_bytes()
+    plain = tmp_path / "plain.gguf"
+    succeed("convert", DEMO, "-o", plain, "--no-check")
+    before = plain.read_bytes()
     with pytest.raises(RequestError, match="expected reserved keys"):
-        store(tmp_path / "plain.gguf", Acceptance(counts, counts))
-    assert (tmp_path / "plain.gguf").read_bytes() == before
-
-    def add(keys: Metadata) -> None:
-        keys |= reserved()
-
-    path = changed(tmp_path / "plain.gguf", tmp_path / "reserved.gguf", keys=add)
+        store(plain, Acceptance(counts, counts))
+    assert plain.read_bytes() == before
+    path = changed(plain, tmp_path / "reserved.gguf", reserved())
+    empty = path.read_bytes()
     assert stated(path).text is None
     store(path, Acceptance(counts, counts))
     assert stated(path).acceptance == Acceptance(counts, counts)
-    rest = path.read_bytes().partition(encoded_keys(written(path)))[2]
-    empty = changed(tmp_path / "plain.gguf", tmp_path / "empty.gguf", keys=add).read_bytes()
+    written = {k: v for k, v in keys_of(path).items() if k.startswith(ACCEPTANCE_PREFIX)}
+    rest = path.read_bytes().partition(encoded_keys(written))[2]
     assert rest == empty.partition(encoded_keys(reserved()))[2]
-
-
-def written(path: Path) -> dict[str, Value | RawValue]:
-    return {k: v for k, v in keys_of(path).items() if k.startswith(ACCEPTANCE_PREFIX)}
 
 
 def test_what_cannot_be_run_is_said_and_states_nothing(
@@ -379,17 +346,13 @@ def first_drafts(path: Path) -> int:
         return len(drafts)
 
 
-def test_depth_auto_begins_with_a_bad_heads_figure(
-    made: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_depth_auto_begins_with_a_bad_heads_figure(made: Path, tmp_path: Path) -> None:
     def stating(accepted: Value | None) -> Path:
-        def edit(keys: Metadata) -> None:
-            without_acceptance(keys)
-            if accepted is not None:
-                keys["mtp.acceptance.greedy.drafted"] = Value(ValueType.U32, (140,) * 4)
-                keys["mtp.acceptance.greedy.accepted"] = accepted
-
-        return changed(made[0], tmp_path / "stating.gguf", keys=edit)
+        keys: dict[str, Value | None] = {**WITHOUT}
+        if accepted is not None:
+            keys["mtp.acceptance.greedy.drafted"] = Value(ValueType.U32, (140,) * 4)
+            keys["mtp.acceptance.greedy.accepted"] = accepted
+        return changed(made, tmp_path / "stating.gguf", keys)
 
     usual = first_drafts(stating(None))
     assert usual > 0

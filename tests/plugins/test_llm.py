@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from llm.cli import cli
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
-from mtp_gguf.gguf_tools.model import Metadata
 from mtp_gguf.plugins.llm import GgufModel, loaded
 from support.commands import run_python, succeed
 from support.gguf_files import edited
@@ -107,10 +106,8 @@ def test_thinking_is_not_the_answer(demo: Path, tmp_path: Path) -> None:
         "{% if add_generation_prompt %}assistant: <think>\n{% endif %}"
     )
 
-    def with_template(keys: Metadata) -> None:
-        keys["tokenizer.chat_template"] = Value(ValueType.STRING, template)
-
-    edited(demo, tmp_path / "model.gguf", metadata=with_template)
+    thinking = {"tokenizer.chat_template": Value(ValueType.STRING, template)}
+    edited(demo, tmp_path / "model.gguf", metadata=thinking)
     response = GgufModel("thinks", str(tmp_path / "model.gguf")).prompt(
         QUESTION, system="Think.", **OPTIONS
     )

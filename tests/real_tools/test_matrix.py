@@ -98,10 +98,7 @@ def test_the_bytes_of_upstream_or_one_sentence(row: Row, source: Path, tmp_path:
         return
     assert result.exit_code == 0, result.output
     ours, theirs = describe(out), upstreams(whole, imatrix, tmp_path)
-    found = [
-        *tensor_differences(theirs.tensors, ours.tensors),
-        *metadata_differences(theirs, ours),
-    ]
+    found = [*tensor_differences(theirs.tensors, ours.tensors), *metadata_differences(theirs, ours)]
     assert not found, "\n".join(found)
 
 

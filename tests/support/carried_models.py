@@ -9,6 +9,8 @@ from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter, quants
 from numpy.typing import NDArray
 
+from support.gguf_files import finish
+
 LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCABULARY = 2, 128, 4, 2, 192, 300
 HEAD = WIDTH // HEADS
 
@@ -47,10 +49,7 @@ def write_model(
             writer.add_tensor(name, array)
         else:
             writer.add_tensor(name, quants.quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

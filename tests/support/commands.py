@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner, Result
 
@@ -74,6 +78,21 @@ def check_refusal(exit_code: int | None, stderr: str, *words: str, code: int = 1
     for word in words:
         assert word in message, f"{word!r} not in {message!r}"
     return message
+
+
+@contextmanager
+def deadline(seconds: int, *, computing: bool = False) -> Iterator[None]:
+    """Fail if the block takes longer, or computes longer; no OSError, which commands report."""
+    timer, number = signal.ITIMER_REAL, signal.SIGALRM
+    if computing:
+        timer, number = signal.ITIMER_PROF, signal.SIGPROF
+    before = signal.signal(number, lambda *_: pytest.fail(f"longer than {seconds} s"))
+    signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)
 
 
 def run_python(code: str, *words: object, timeout: float = 180, **options: Any) -> str:

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import quantize
 
 from mtp_gguf.gguf_tools.model import open_model
+from support.gguf_files import finish
 
 BLOCK = 4  # tokens that DFlash drafts at once
 
@@ -100,10 +101,7 @@ def write_drafter(
             writer.add_tensor(name, quantize(values, quant), raw_dtype=quant)
     if small:
         writer.add_tensor("d2t", np.arange(small, dtype=np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +38,12 @@ class FailingFiles:
 
     def __setitem__(self, name: str, value: int) -> None:
         _LONG.pack_into(self._memory, _NUMBERS.index(name) * _LONG.size, value)
+
+
+def failing(code: int) -> Callable[..., Any]:
+    """A call that fails with this error."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from gguf import GGUFReader, ReaderTensor
+from gguf import GGUFReader, GGUFWriter, ReaderTensor
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.files.format import TensorSpec, Value, lay_out, open_gguf
+from mtp_gguf.gguf_tools.files.format import Layout, TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
 from mtp_gguf.gguf_tools.files.tensor_types import TensorType
 from mtp_gguf.gguf_tools.model import Metadata, open_model
@@ -66,21 +68,65 @@ def loads(path: Path) -> bool:
     return done.returncode == 0
 
 
+TensorEdit = Callable[[dict[str, TensorCopy]], object]
+
+
 def edited(
     source: Path,
     target: Path,
     *,
-    metadata: Callable[[Metadata], object] = lambda _: None,
-    tensors: Callable[[dict[str, TensorCopy]], object] = lambda _: None,
+    metadata: Callable[[Metadata], object] | Mapping[str, Value | None] | None = None,
+    tensors: TensorEdit | None = None,
 ) -> Path:
-    """A copy of a GGUF with edited keys and tensors."""
+    """A copy of a GGUF with edited keys and tensors.
+
+    metadata: what edits the keys, or values to put under keys; None removes a key.
+    """
     with open_model(source) as model:
         keys = model.metadata()
         copies = {name: TensorCopy.of(model, name) for name in model.tensors}
-        metadata(keys)
-        tensors(copies)
+        if callable(metadata):
+            metadata(keys)
+        else:
+            for key, value in (metadata or {}).items():
+                if value is None:
+                    keys.pop(key)
+                else:
+                    keys[key] = value
+        if tensors:
+            tensors(copies)
         write(target, OutputSpec(keys, tuple(copies.values())))
     return target
+
+
+def drop(*beginnings: str) -> TensorEdit:
+    """Remove the tensors whose names begin so."""
+
+    def edit(tensors: dict[str, TensorCopy]) -> None:
+        for name in [name for name in tensors if name.startswith(beginnings)]:
+            del tensors[name]
+
+    return edit
+
+
+def reshape(name: str, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> TensorEdit:
+    """Give a tensor another shape of no more bytes, which are those from its start."""
+
+    def edit(tensors: dict[str, TensorCopy]) -> None:
+        spec = tensors[name].spec
+        tensors[name] = replace(tensors[name], spec=replace(spec, shape=change(spec.shape)))
+
+    return edit
+
+
+def renumber(pattern: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> TensorEdit:
+    """Change the numbers, rows first, of the tensors in whose names the pattern is found."""
+
+    def edit(tensors: dict[str, TensorCopy]) -> None:
+        for name in [name for name in tensors if re.search(pattern, name)]:
+            tensors[name] = with_numbers(tensors[name], change(numbers_of(tensors[name])))
+
+    return edit
 
 
 def greedy_text(path: Path, tokens: int = 24) -> list[int]:
@@ -115,19 +161,26 @@ def with_numbers(tensor: TensorCopy, numbers: NDArray[Any]) -> TensorCopy:
 
 def permute_projection(tensors: dict[str, TensorCopy]) -> None:
     """Permute the inputs of the head's projection, as if the head were trained otherwise."""
-    tensor = tensors["blk.4.nextn.eh_proj.weight"]
-    order = np.random.default_rng(3).permutation(tensor.spec.shape[0])
-    tensors[tensor.spec.name] = with_numbers(tensor, numbers_of(tensor)[:, order])
+
+    def permute(rows: NDArray[Any]) -> NDArray[Any]:
+        return rows[:, np.random.default_rng(3).permutation(rows.shape[1])]
+
+    renumber(r"^blk\.4\.nextn\.eh_proj\.weight$", permute)(tensors)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write a file of the gguf package to the end."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 Tensor = tuple[tuple[int, ...], TensorType, bytes]
 
 
 def rewritten(
-    path: Path,
-    out: Path,
-    keys: Mapping[str, Value | None],
-    tensors: Mapping[str, Tensor | None],
+    path: Path, out: Path, keys: Mapping[str, Value | None], tensors: Mapping[str, Tensor | None]
 ) -> Path:
     """A copy of a GGUF with other keys and tensors; None drops one. Nothing of it is checked."""
     with open_gguf(path) as file:
@@ -143,12 +196,16 @@ def rewritten(
     layout = lay_out(
         metadata, [TensorSpec(n, shape, kind) for n, (shape, kind, _) in remaining.items()]
     )
-    data = bytearray(layout.size)
-    data[: len(layout.header)] = layout.header
-    for offset, (_, _, raw) in zip(layout.offsets, remaining.values(), strict=True):
-        data[offset : offset + len(raw)] = raw
-    out.write_bytes(data)
+    out.write_bytes(laid_out(layout, [raw for _, _, raw in remaining.values()]))
     return out
+
+
+def laid_out(layout: Layout, data: Sequence[bytes]) -> bytes:
+    """The file of a layout, each tensor's data in its place."""
+    file = bytearray(layout.header.ljust(layout.size, b"\0"))
+    for offset, part in zip(layout.offsets, data, strict=True):
+        file[offset : offset + len(part)] = part
+    return bytes(file)
 
 
 class Rewrite(Protocol):

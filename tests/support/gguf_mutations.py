@@ -78,9 +78,6 @@ class Content:
         entry = self.keys.get("general.architecture")
         return str(entry.data) if entry is not None else ""
 
-    def tensor(self, name: str) -> Tensor:
-        return next(t for t in self.tensors if t.name == name)
-
     def copy(self) -> Content:
         keys = {
             k: Entry(e.type, list(e.data) if isinstance(e.data, list) else e.data, e.element)

@@ -125,6 +125,7 @@ def padded_header(changes: dict[str, bytes], alignment: int = 64) -> dict[str, b
 
 
 LAST = (1 << 64) - 1
+LAST_32 = (1 << 32) - 1
 BEFORE = "a name that occurred before:"
 TYPES = "a value type of 0 to 12"
 CUT = "; the file is cut off or damaged: fetch it again"
@@ -158,16 +159,20 @@ def bad_length(key: str, name: str) -> list[Case]:
     return counts(key, name, rest_after(key), "a length of at most {} bytes")
 
 
-def bad_key(label: str, key: bytes, found: str, ggml: bool) -> Case:
+def bad_key(label: str, key: bytes, found: str, ggml: bool, expected: str = NEW_KEY) -> Case:
     """A faulty metadata key 2."""
     changes = {"key 2 length": u64(len(key)), "key 2": key}
-    return Case(f"key: {label}", changes, "metadata key 2", NEW_KEY, found, ggml=ggml)
+    return Case(f"key: {label}", changes, "metadata key 2", expected, found, ggml=ggml)
 
 
-def bad_name(label: str, name: bytes, found: str, ggml: bool) -> Case:
+def bad_name(label: str, name: bytes, found: str, ggml: bool, expected: str = NEW_NAME) -> Case:
     """A faulty name of tensor 1."""
     changes = {"name 1 length": u64(len(name)), "name 1": name}
-    return Case(f"tensor name: {label}", changes, "name of tensor 1", NEW_NAME, found, ggml=ggml)
+    return Case(f"tensor name: {label}", changes, "name of tensor 1", expected, found, ggml=ggml)
+
+
+def bad_alignment(label: str, changes: dict[str, bytes], expected: str, found: str) -> Case:
+    return Case(f"alignment {label}", changes, "general.alignment", expected, found, at="")
 
 
 def bad_shape(label: str, *shape: int) -> Case:
@@ -189,7 +194,7 @@ HEADER_CASES = [
     Case("magic alone", cut_at("version"), "version", "4 bytes", f"0 {END}"),
     *(
         Case(f"version {n}", {"version": u32(n)}, "version", "2 or 3", str(n), at="")
-        for n in (0, 1, 4, 0x10000, 0xFFFFFFFF)
+        for n in (0, 1, 4, 0x10000, LAST_32)
     ),
     Case("ends in a count", cut_at("tensor count", 4), "tensor count", "8 bytes", f"4 {END}"),
     *bad_count("tensor count", "tensor count", least_bytes=33),
@@ -212,31 +217,30 @@ HEADER_CASES = [
     ),
 ]
 
+# Of a field that is a number: what it is in the error, what is expected of it, and other values.
+NUMBERS = {
+    "type 2": ("type of 'ids'", TYPES, (13, LAST_32)),
+    "element type 2": ("element type of 'ids'", TYPES, (13, LAST_32)),
+    "dimension count 1": ("dimension count of tensor 'w'", "1 to 4", (5, LAST_32)),
+    "tensor type 1": (
+        "type of tensor 'w'",
+        "a known tensor type",
+        (4, 5, 31, 36, 43, LAST_32 >> 1, LAST_32),
+    ),
+}
+NUMBER_CASES = [
+    Case(f"{field}: {n}", {field: u32(n)}, name, expected, str(n))
+    for field, (name, expected, values) in NUMBERS.items()
+    for n in values
+]
+
 METADATA_CASES = [
     *bad_length("key 2 length", "metadata key 2"),
     bad_key("empty", b"", "an empty one", ggml=True),
     bad_key("twice", b"general.alignment", f"{BEFORE} 'general.alignment'", ggml=True),
     bad_key("zero byte", b"i\0s", "a zero byte in 'i\\x00s'", ggml=False),
     bad_key("over 2^16 bytes", b"k" * 65536, f"65536 bytes: '{'k' * 80}…'", ggml=False),
-    Case(
-        "key: not UTF-8",
-        {"key 2": b"i\xffs"},
-        "metadata key 2",
-        "UTF-8 text",
-        "b'i\\xffs'",
-        at="key 2 length",
-        ggml=False,
-    ),
-    *(
-        Case(f"value type {n}", {"type 2": u32(n)}, "type of 'ids'", TYPES, str(n))
-        for n in (13, 0xFFFFFFFF)
-    ),
-    *(
-        Case(
-            f"element type {n}", {"element type 2": u32(n)}, "element type of 'ids'", TYPES, str(n)
-        )
-        for n in (13, 0xFFFFFFFF)
-    ),
+    bad_key("not UTF-8", b"i\xffs", "b'i\\xffs'", False, "UTF-8 text"),
     Case(
         "nested arrays",
         {"element type 2": u32(9)},
@@ -259,26 +263,12 @@ METADATA_CASES = [
         at="token 1 length",
     ),
     *(
-        Case(
-            f"alignment {n}",
-            {"alignment": u32(n)},
-            "general.alignment",
-            "a power of two",
-            str(n),
-            at="",
-        )
-        for n in (0, 3, 13, 0xFFFFFFFF)
+        bad_alignment(str(n), {"alignment": u32(n)}, "a power of two", str(n))
+        for n in (0, 3, 13, LAST_32)
     ),
     *(
-        Case(
-            f"alignment as {name}",
-            {"type 1": u32(number), "alignment": value},
-            "general.alignment",
-            "type U32",
-            name,
-            at="",
-        )
-        for name, number, value in (
+        bad_alignment(f"as {name}", {"type 1": u32(n), "alignment": value}, "type U32", name)
+        for name, n, value in (
             ("I32", 5, u32(64)),
             ("F32", 6, u32(0x42800000)),
             ("U64", 10, u64(64)),
@@ -295,25 +285,7 @@ TENSOR_CASES = [
     bad_name("64 bytes", b"n" * 64, f"64 bytes: '{'n' * 64}'", ggml=True),
     bad_name("64 bytes of 32 letters", "é".encode() * 32, f"64 bytes: '{'é' * 32}'", ggml=True),
     bad_name("zero byte", b"w\0x", "a zero byte in 'w\\x00x'", ggml=False),
-    Case(
-        "tensor name: not UTF-8",
-        {"name 1": b"\x80"},
-        "name of tensor 1",
-        "UTF-8 text",
-        "b'\\x80'",
-        at="name 1 length",
-        ggml=False,
-    ),
-    *(
-        Case(
-            f"dimension count {n}",
-            {"dimension count 1": u32(n)},
-            "dimension count of tensor 'w'",
-            "1 to 4",
-            str(n),
-        )
-        for n in (5, 0xFFFFFFFF)
-    ),
+    bad_name("not UTF-8", b"\x80", "b'\\x80'", False, "UTF-8 text"),
     Case(
         "dimension count 0",
         {"dimension count 1": u32(0), "shape 1": b"", "tensor type 1": u32(0)},
@@ -328,16 +300,6 @@ TENSOR_CASES = [
     bad_shape("product wraps to a small number", 4194305, 4194305, 211106198978564),
     bad_shape("product of 2^64", 1 << 32, 1 << 32),
     bad_shape("overflows before its zero", 1 << 32, 1 << 32, 0),
-    *(
-        Case(
-            f"tensor type {n}",
-            {"tensor type 1": u32(n)},
-            "type of tensor 'w'",
-            "a known tensor type",
-            str(n),
-        )
-        for n in (4, 5, 31, 36, 43, 0x7FFFFFFF, 0xFFFFFFFF)
-    ),
     Case(
         "row of no whole blocks",
         {"shape 1": u64(33, 2)},
@@ -435,7 +397,7 @@ DATA_CASES = [
     ),
 ]
 
-CASES = [*HEADER_CASES, *METADATA_CASES, *TENSOR_CASES, *DATA_CASES]
+CASES = [*HEADER_CASES, *NUMBER_CASES, *METADATA_CASES, *TENSOR_CASES, *DATA_CASES]
 
 
 BEHIND_METADATA = list(FIELDS)[list(FIELDS).index("name 0 length") :]

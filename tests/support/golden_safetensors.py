@@ -58,6 +58,13 @@ def bad_entry(
     return Case(name, with_entries({"a": bad}, data), f"tensor 'a': {says}", reference)
 
 
+def misplaced(name: str, entries: dict[str, Any], tensor: str, expected: int, found: str) -> Case:
+    """Tensors that do not follow one another."""
+    last = max(e["data_offsets"][1] for e in entries.values())
+    says = f"data_offsets of '{tensor}': expected to begin at {expected}, found {found}"
+    return Case(name, with_entries(entries, bytes(last % (1 << 40))), says)
+
+
 CASES = [
     Case("empty file", b"", "header length: expected 8 bytes, found a file of 0"),
     Case("seven bytes", bytes(7), "header length: expected 8 bytes, found a file of 7"),
@@ -90,11 +97,7 @@ CASES = [
         f"{NO_ENTRY}, found [[[[",
     ),
     Case("long number", with_header('{"a":' + "9" * 5000 + "}"), "header: expected JSON, found: "),
-    Case(
-        "name twice",
-        with_header('{"a":1,"b":1,"a":1}'),
-        "header: 'a' occurs twice",
-    ),
+    Case("name twice", with_header('{"a":1,"b":1,"a":1}'), "header: 'a' occurs twice"),
     Case(
         "same tensor twice",
         with_header("{" + ",".join([f'"a":{json.dumps(entry())}'] * 2) + "}", b"12"),
@@ -172,30 +175,16 @@ CASES = [
     bad_entry("three offsets", entry(data_offsets=[0, 1, 2]), f"{NO_OFFSETS}, found [0, 1, 2]"),
     bad_entry("negative offset", entry(data_offsets=[-1, 1]), f"{NO_OFFSETS}, found [-1, 1]"),
     bad_entry("offset 2^63", entry(data_offsets=[1 << 63, (1 << 63) + 2]), f"{NO_OFFSETS}, found"),
-    Case(
-        "hole at the start",
-        with_entries({"a": entry(data_offsets=[1, 3])}, b"123"),
-        "data_offsets of 'a': expected to begin at 0, found 1 (hole)",
-    ),
-    Case(
-        "hole",
-        with_entries({**TWO, "b": entry(data_offsets=[3, 5])}, b"12345"),
-        "data_offsets of 'b': expected to begin at 2, found 3 (hole)",
-    ),
-    Case(
-        "overlap",
-        with_entries({**TWO, "b": entry(data_offsets=[1, 3])}, b"123"),
-        "data_offsets of 'b': expected to begin at 2, found 1 (overlap)",
-    ),
-    Case(
-        "same place",
-        with_entries({"a": entry(), "b": entry()}, b"12"),
-        "data_offsets of 'b': expected to begin at 2, found 0 (overlap)",
-    ),
-    Case(
+    misplaced("hole at the start", {"a": entry(data_offsets=[1, 3])}, "a", 0, "1 (hole)"),
+    misplaced("hole", {**TWO, "b": entry(data_offsets=[3, 5])}, "b", 2, "3 (hole)"),
+    misplaced("overlap", {**TWO, "b": entry(data_offsets=[1, 3])}, "b", 2, "1 (overlap)"),
+    misplaced("same place", {"a": entry(), "b": entry()}, "b", 2, "0 (overlap)"),
+    misplaced(
         "past the end",
-        with_entries({"a": entry(data_offsets=[1 << 40, (1 << 40) + 2])}, b"12"),
-        "data_offsets of 'a': expected to begin at 0, found 1099511627776 (hole)",
+        {"a": entry(data_offsets=[1 << 40, (1 << 40) + 2])},
+        "a",
+        0,
+        "1099511627776 (hole)",
     ),
     Case(
         "truncated",

@@ -20,15 +20,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.heads.draft_list import list_faults, read_draft_list
 from mtp_gguf.gguf_tools.model import open_model
 from support.checkpoints import SMALL, write_checkpoint
-from support.commands import invoke
-
-IDS = "mtp_gguf.fastmtp.token_ids"
+from support.commands import held, invoke, succeed
 
 
 @dataclass(frozen=True)
@@ -81,21 +78,21 @@ class Scene:
         succeed("strip", whole, "-o", self.inputs / "trunk.gguf")
         succeed("fastmtp", "add", whole, "-n", "200", "-o", listed)
         with open_model(listed) as model:
-            held = read_draft_list(model)
-        assert held is not None
-        (self.inputs / "ids.txt").write_text("\n".join(map(str, reversed(held.ids))))
+            draft = read_draft_list(model)
+        assert draft is not None
+        (self.inputs / "ids.txt").write_text("\n".join(map(str, reversed(draft.ids))))
         for name in ("old", "old-F16", "old-Q8_0"):
             (self.inputs / f"{name}.gguf").write_bytes(b"what stood there")
-        self.before = contents(self.inputs)
+        self.before = held(self.inputs)
         self.folder = folder / "trial"
-        self.after: dict[str, dict[str, str]] = {}
+        self.after: dict[str, dict[str, bytes]] = {}
         self.seconds: dict[str, float] = {}
         for name, job in JOBS.items():
             self.fresh()
             began = time.monotonic()
             assert self.wait(self.start(job)) == 0, name
             self.seconds[name] = time.monotonic() - began
-            self.after[name] = contents(self.folder)
+            self.after[name] = held(self.folder)
 
     def fresh(self) -> None:
         """The inputs again, as they were."""
@@ -125,7 +122,7 @@ class Scene:
     def check(self, name: str, code: int) -> str:
         """Hold the folder against the promise; what came of the job."""
         job = JOBS[name]
-        now = {k: v for k, v in contents(self.folder).items() if not Path(k).name.startswith(".")}
+        now = {k: v for k, v in held(self.folder).items() if not Path(k).name.startswith(".")}
         before, after = self.before, self.after[name]
         changeable = {*job.outputs, job.in_place}
         assert {k: v for k, v in now.items() if k not in changeable} == {
@@ -145,10 +142,10 @@ class Scene:
     def check_between(self, name: str, path: Path) -> None:
         """A list changed in place is the old one, hidden, or the new one; all else is as it was."""
         with open_model(path) as model, open_model(self.inputs / path.name) as original:
-            held, old = read_draft_list(model), read_draft_list(original)
+            new, old = read_draft_list(model), read_draft_list(original)
             assert old is not None
-            assert held is None or sorted(held.ids) == sorted(old.ids), name
-            assert held is None or not list_faults(held.ids, 1024, ())
+            assert new is None or sorted(new.ids) == sorted(old.ids), name
+            assert new is None or not list_faults(new.ids, 1024, ())
             for tensor in model.tensors:
                 assert model.read(tensor) == original.read(tensor)
 
@@ -161,24 +158,10 @@ class Scene:
             words.append("--overwrite")
         succeed(*words)
         after = self.after[name]
-        now = contents(self.folder)
+        now = held(self.folder)
         for key in {*job.outputs, job.in_place} - {None}:
             assert now[str(key)] == after[str(key)], f"{name}: {key} after another run"
         assert not [k for k in now if k.endswith(".partial")], "a leftover stays"
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Every file below `folder` by its relative name, as a digest."""
-    return {
-        str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def succeed(*words: object) -> None:
-    result = invoke(*words)
-    assert result.exit_code == 0, (words, result.stderr, result.exception)
 
 
 def kill(scene: Scene, name: str, chance: random.Random) -> str:
@@ -250,7 +233,7 @@ def _change(
     change(path, chance.randrange(size))
     code = scene.wait(child)
     assert code in (0, 1), f"{name}: exit code {code} over {path.name}"
-    now = contents(scene.folder)
+    now = held(scene.folder)
     if code:
         for output in job.outputs:
             assert now.get(output) == scene.before.get(output), f"{name}: {output} after a failure"
@@ -260,7 +243,7 @@ def _change(
             if output not in scene.before:
                 (scene.folder / output).unlink()
         assert scene.wait(scene.start(job)) == 0
-        assert contents(scene.folder) == now, f"{name}: a mix, after {path.name} changed"
+        assert held(scene.folder) == now, f"{name}: a mix, after {path.name} changed"
     assert not list(scene.folder.glob(".*.partial"))
     return "done" if code == 0 else "not done"
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+from support.gguf_files import finish
+
 OUTSIDE = ("token_embd.weight", "output_norm.weight", "output.weight")
 BLOCK = (
     *(f"nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm")),
@@ -44,8 +46,5 @@ def write_sidecar(whole: Path, path: Path, *, shared: bool, flag: bool = True) -
     for tensor in reader.tensors:
         if tensor.name in names:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
-from mtp_gguf.gguf_tools.model import Metadata
 from support.checkpoints import TINY, Spec, write_checkpoint
 from support.conversions import converted
 from support.gguf_files import edited
@@ -105,10 +104,8 @@ def demo_with_tower(folder: Path) -> Path:
     """
     converted(DEMO, folder / "demo.gguf", "--quant", "F16", "--mtp-f16")
 
-    def with_template(keys: Metadata) -> None:
-        keys["tokenizer.chat_template"] = Value(ValueType.STRING, TEMPLATE)
-
-    edited(folder / "demo.gguf", folder / "model.gguf", metadata=with_template)
+    template = {"tokenizer.chat_template": Value(ValueType.STRING, TEMPLATE)}
+    edited(folder / "demo.gguf", folder / "model.gguf", metadata=template)
     spec = replace(TINY, mtp=False, hidden=DEMO_WIDTH)
     tower = write_vision_checkpoint(folder / "checkpoint", spec)
     converted(tower, folder / "mmproj.gguf", "--mmproj-only")

@@ -34,15 +34,13 @@ def row(name: str) -> Callable[[Maker], Maker]:
     return register
 
 
-def load(source: Path, **options: Any) -> Any:
+def load(source: Path, dtype: str = "bfloat16", **options: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(SEED)
     torch.set_num_threads(2)
-    return AutoModelForCausalLM.from_pretrained(
-        source, dtype=options.pop("dtype", torch.bfloat16), **options
-    )
+    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
 
 
 def save(model: Any, source: Path, target: Path, **options: Any) -> None:
@@ -68,23 +66,13 @@ def calibration(source: Path) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------- transformers
 
 
-@row("save_pretrained")
-def _(source: Path, target: Path) -> None:
-    save(load(source), source, target)
+def _saved(source: Path, target: Path, dtype: str = "bfloat16", **options: Any) -> None:
+    save(load(source, dtype), source, target, **options)
 
 
-@row("save_pretrained, float32, sharded")
-def _(source: Path, target: Path) -> None:
-    import torch
-
-    save(load(source, dtype=torch.float32), source, target, max_shard_size="400KB")
-
-
-@row("save_pretrained, float16")
-def _(source: Path, target: Path) -> None:
-    import torch
-
-    save(load(source, dtype=torch.float16), source, target)
+row("save_pretrained")(_saved)
+row("save_pretrained, float16")(partial(_saved, dtype="float16"))
+row("save_pretrained, float32, sharded")(partial(_saved, dtype="float32", max_shard_size="400KB"))
 
 
 @row("save_pretrained of a vision-language model")
@@ -132,13 +120,6 @@ def _(source: Path, target: Path) -> None:
     torch.save(load(source).state_dict(), target / "pytorch_model.bin")
 
 
-@row("FineGrainedFP8Config")
-def _(source: Path, target: Path) -> None:
-    from transformers import FineGrainedFP8Config
-
-    save(load(source, quantization_config=FineGrainedFP8Config()), source, target)
-
-
 @row("TorchAoConfig, int8")
 def _(source: Path, target: Path) -> None:
     from torchao.quantization import Int8WeightOnlyConfig
@@ -148,22 +129,16 @@ def _(source: Path, target: Path) -> None:
     save(load(source, quantization_config=config), source, target)
 
 
-@row("bitsandbytes, 4 bits")
-def _(source: Path, target: Path) -> None:
+def _bitsandbytes(source: Path, target: Path, bits: int) -> None:
     import bitsandbytes  # noqa: F401
     from transformers import BitsAndBytesConfig
 
-    config = BitsAndBytesConfig(load_in_4bit=True)
+    config = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
     save(load(source, quantization_config=config), source, target)
 
 
-@row("bitsandbytes, 8 bits")
-def _(source: Path, target: Path) -> None:
-    import bitsandbytes  # noqa: F401
-    from transformers import BitsAndBytesConfig
-
-    config = BitsAndBytesConfig(load_in_8bit=True)
-    save(load(source, quantization_config=config), source, target)
+for _bits in (4, 8):
+    row(f"bitsandbytes, {_bits} bits")(partial(_bitsandbytes, bits=_bits))
 
 
 @row("bitsandbytes, dequantize and save_pretrained")

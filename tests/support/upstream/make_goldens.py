@@ -8,6 +8,7 @@ same machine and the same pinned upstream give the same bytes.
 A golden:
 
     upstream       version of the sdist, commit of llama.cpp
+    architecture   as `general.architecture` names it
     checkpoint     hash over the files of the checkpoint
     intermediate   `--outtype` of the file between upstream's two steps. It is chosen to lose
                    nothing: bf16, f16 and f32 for sources of that kind, f32 for quantized ones:
@@ -18,8 +19,13 @@ A golden:
                    string; "-" where the variant has no such tensor}
     tensors        {name: {"shape": [fastest first], TYPE: hash of the data at that type}};
                    "TYPE+imatrix" where an imatrix was at work; `blk.N.ssm_a` has its bytes in hex
-    metadata       {key: [type, value]} common to all variants; long arrays as length and hash
-    differing      {label: {key: [type, value]}} where a variant has its own
+    metadata       {key: [type, value]} common to all variants, as far as `goldens/metadata` has
+                   another value for most models of the architecture; null where it has one and
+                   these variants do not; long arrays as length and hash
+    differing      {key: {label: [type, value]}} where variants have their own
+
+The files of `goldens/metadata` are written by hand: any values there give the same expectations
+after all goldens are made anew.
 """
 
 from __future__ import annotations
@@ -125,10 +131,16 @@ def golden(spec: Spec, folder: Path, found: dict[Variant, Description]) -> dict[
             key = data_key(name, tensor, variant, spec)
             kept = entry.setdefault(key, tensor.data)
             assert kept == tensor.data, f"{name}: two results for {key}"
-    all_keys = [d.metadata for d in found.values()]
-    common = {k: v for k, v in all_keys[0].items() if all(m.get(k) == v for m in all_keys)}
+    by_label = {variant.label: d.metadata for variant, d in found.items()}
+    first, *others = by_label.values()
+    common = {k: v for k, v in first.items() if all(m.get(k) == v for m in others)}
+    architecture = common["general.architecture"][1]
+    usual = usual_metadata(architecture)
+    changed = {key for key in {*common, *usual} if common.get(key) != usual.get(key)}
+    own = {key for metadata in by_label.values() for key in metadata} - common.keys()
     return {
         "upstream": f"llama-cpp-python {VERSION}, llama.cpp {LLAMA_CPP_COMMIT}",
+        "architecture": architecture,
         "checkpoint": checkpoint_digest(folder),
         "intermediate": intermediate(spec),
         "variants": {
@@ -136,19 +148,25 @@ def golden(spec: Spec, folder: Path, found: dict[Variant, Description]) -> dict[
             for variant, d in found.items()
         },
         "tensors": {name: tensors[name] for name in names},
-        "metadata": dict(sorted(common.items())),
+        "metadata": {key: common.get(key) for key in sorted(changed)},
         "differing": {
-            variant.label: {k: v for k, v in sorted(d.metadata.items()) if k not in common}
-            for variant, d in found.items()
+            key: {label: m[key] for label, m in by_label.items() if key in m} for key in sorted(own)
         },
     }
+
+
+def usual_metadata(architecture: str) -> dict[str, Any]:
+    """What stands under the keys of most models of an architecture."""
+    path = GOLDENS / "metadata" / f"{architecture}.json"
+    usual: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return usual
 
 
 def to_text(value: dict[str, Any]) -> str:
     """Format a golden: one line per variant, tensor and key, so that diffs can be read."""
     parts = []
     for key, entry in value.items():
-        if isinstance(entry, dict):
+        if entry and isinstance(entry, dict):
             lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in entry.items()]
             parts.append(f" {json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n }")
         else:
@@ -174,7 +192,12 @@ def expected(spec: Spec, variant: Variant) -> Description:
         tensor = Tensor(kind, tuple(entry["shape"]), "")
         data = entry[data_key(name, tensor, variant, spec)]
         tensors[name] = Tensor(kind, tensor.shape, data)
-    return Description(tensors, kept["metadata"] | kept["differing"][variant.label])
+    common = usual_metadata(kept["architecture"]) | kept["metadata"]
+    metadata = {key: value for key, value in common.items() if value is not None}
+    for key, values in kept["differing"].items():
+        if variant.label in values:
+            metadata[key] = values[variant.label]
+    return Description(tensors, metadata)
 
 
 def make(spec: Spec) -> str:
