@@ -104,7 +104,7 @@ def prompts_of(model: str | Path, kinds: Sequence[str]) -> list[list[int]]:
         return [vocabulary.encode(texts_of(kind, write)[0]).tolist() for kind in kinds]
 
 
-def opened(model: str | Path, depth: Any, n_ctx: int, threads: int, **more: Any) -> MTPLlama:
+def opened(model: str | Path, depth: Any, n_ctx: int, threads: int | None, **more: Any) -> MTPLlama:
     """Return a model that drafts at this depth, whatever its profile says."""
     return MTPLlama(
         str(model),
