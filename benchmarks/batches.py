@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from two_builds import median_with_interval
+from measuring import median_with_interval
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.machine.huge_pages import read_in_huge_pages

@@ -26,7 +26,7 @@ import numpy as np
 from decode import PROMPT_TOKENS, dial_file
 from depth_auto import SLICE, Writer, rate
 from dial_model import SHAPES, cycle_of
-from two_builds import median_with_interval
+from measuring import median_with_interval
 
 from mtp_gguf.bench.model import BenchModel, Setting
 from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
