@@ -206,8 +206,10 @@ def server(
         process.wait(30)
 
 
-def request(url: str, prompt: Sequence[int], n: int, **more: object) -> urllib.request.Request:
-    """Ask llama-server for a greedy completion of `n` tokens.
+def request(
+    url: str, prompt: Sequence[int] | str, n: int, **more: object
+) -> urllib.request.Request:
+    """Ask llama-server for a greedy completion of `n` tokens, unless `more` says otherwise.
 
     The repetition penalty that a file may set is turned off, since our session has none.
     """
@@ -217,7 +219,7 @@ def request(url: str, prompt: Sequence[int], n: int, **more: object) -> urllib.r
     return urllib.request.Request(f"{url}/completion", json.dumps(body).encode(), kind)
 
 
-def complete(url: str, prompt: Sequence[int], n: int, **more: object) -> dict[str, Any]:
+def complete(url: str, prompt: Sequence[int] | str, n: int, **more: object) -> dict[str, Any]:
     """What llama-server answers to `request`."""
     with urllib.request.urlopen(request(url, prompt, n, **more), timeout=3600) as answer:
         found: dict[str, Any] = json.load(answer)
