@@ -12,7 +12,6 @@ other load on the machine affects little. MTP_QUANTIZE_TARGET=avx2 (sse2, neon) 
 instruction set.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from measuring import options
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
@@ -69,15 +69,11 @@ def seconds(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, rounds=7, values=2_000_000)
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--source", default="BF16", choices=SOURCES)
     parser.add_argument("--weighted", action="store_true", help="use importance weights")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--values", type=int, default=2_000_000, help="size of each thread's matrix"
-    )
     arguments = parser.parse_args()
 
     chunk = upstream()
