@@ -18,26 +18,9 @@ from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 
+from . import options
 from .console import CONSOLE
 from .file_report import describe_head, describe_tower
-from .options import (
-    DRAFT,
-    HEAD,
-    AsJson,
-    FastMtp,
-    FastMtpCorpus,
-    FastMtpIds,
-    Force,
-    LeastAcceptance,
-    MtpF16,
-    NoCheck,
-    Overwrite,
-    Revision,
-    Threads,
-    head_type_option,
-    output_option,
-    parse_bytes,
-)
 from .plan_report import (
     choice_text,
     heads_text,
@@ -75,7 +58,7 @@ def convert(
     ],
     output: Annotated[
         Path | None,
-        output_option("Write to this file or folder (default: here, named after MODEL)."),
+        options.output_option("Write to this file or folder (default: here, named after MODEL)."),
     ] = None,
     quant: Annotated[
         str,
@@ -96,10 +79,10 @@ def convert(
             help="Also write a file in each of these mixes, reading MODEL once; repeatable.",
         ),
     ] = None,
-    mtp_f16: MtpF16 = False,
+    mtp_f16: options.MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        head_type_option(
+        options.head_type_option(
             "Store the head's matrices in this type, or with auto in the fastest here "
             "(default: Q8_0; as an unquantized base).",
             metavar="TYPE",
@@ -111,20 +94,20 @@ def convert(
         typer.Option(
             "--head-costs",
             metavar="FILE",
-            rich_help_panel=HEAD,
+            rich_help_panel=options.HEAD,
             help="With --mtp-type auto: take what drafts cost from this file, measured on another "
             "machine; if there is no such file, write what is measured here to it, also in a "
             "--dry-run.",
         ),
     ] = None,
     no_mtp: Annotated[
-        bool, typer.Option("--no-mtp", rich_help_panel=HEAD, help="Leave out the MTP head.")
+        bool, typer.Option("--no-mtp", rich_help_panel=options.HEAD, help="Leave out the MTP head.")
     ] = False,
     head_only: Annotated[
         bool,
         typer.Option(
             "--head-only",
-            rich_help_panel=HEAD,
+            rich_help_panel=options.HEAD,
             help="Write only the head, an mtp- file for llama-server's -md.",
         ),
     ] = False,
@@ -133,7 +116,7 @@ def convert(
         typer.Option(
             "--from",
             metavar="MODEL",
-            rich_help_panel=HEAD,
+            rich_help_panel=options.HEAD,
             help="Take the head from this model: folder, OWNER/NAME, or GGUF.",
         ),
     ] = None,
@@ -213,17 +196,17 @@ def convert(
             help="Quantize by this importance matrix of llama-imatrix (GGUF or .dat).",
         ),
     ] = None,
-    fastmtp: FastMtp = None,
+    fastmtp: options.FastMtp = None,
     fastmtp_layout: Annotated[
         DraftLayout,
         typer.Option(
             "--fastmtp-layout",
-            rich_help_panel=DRAFT,
+            rich_help_panel=options.DRAFT,
             help="Store the draft vocabulary as ids in the metadata, or with its own rows.",
         ),
     ] = DEFAULT_LAYOUT,
-    fastmtp_corpus: FastMtpCorpus = None,
-    fastmtp_ids: FastMtpIds = None,
+    fastmtp_corpus: options.FastMtpCorpus = None,
+    fastmtp_ids: options.FastMtpIds = None,
     mmproj: Annotated[
         str | None,
         typer.Option(
@@ -247,12 +230,12 @@ def convert(
         typer.Option(
             "--sidecar",
             metavar="MIX",
-            rich_help_panel=HEAD,
+            rich_help_panel=options.HEAD,
             help="Also write the head by itself in this mix, an mtp- file for llama-server's -md.",
             autocompletion=_complete_mix,
         ),
     ] = None,
-    revision: Revision = None,
+    revision: options.Revision = None,
     tokenizer_pre: Annotated[
         str | None,
         typer.Option(
@@ -277,8 +260,8 @@ def convert(
             "room).",
         ),
     ] = None,
-    threads: Threads = None,
-    overwrite: Overwrite = False,
+    threads: options.Threads = None,
+    overwrite: options.Overwrite = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print sources, targets, types and sizes; write nothing."),
@@ -286,10 +269,10 @@ def convert(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Report which types are quantized by which kernels.")
     ] = False,
-    no_check: NoCheck = False,
-    least_acceptance: LeastAcceptance = LEAST,
-    force: Force = False,
-    as_json: AsJson = False,
+    no_check: options.NoCheck = False,
+    least_acceptance: options.LeastAcceptance = LEAST,
+    force: options.Force = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Convert a checkpoint to one GGUF that includes its MTP head.
 
@@ -348,7 +331,7 @@ def convert(
         head_only=head_only,
         mtp_from=mtp_from,
         tensor_type=tensor_type or (),
-        target_size=parse_bytes(target_size, "--target-size") if target_size else None,
+        target_size=options.parse_bytes(target_size, "--target-size") if target_size else None,
         target_bpw=target_bpw,
         target_kld=target_kld,
         target_text=target_text or (),
@@ -365,7 +348,7 @@ def convert(
         sidecar=sidecar,
         revision=revision,
         tokenizer_pre=tokenizer_pre,
-        split_max_size=parse_bytes(split_max_size) if split_max_size else None,
+        split_max_size=options.parse_bytes(split_max_size) if split_max_size else None,
         stream=stream,
         threads=threads,
         overwrite=overwrite,

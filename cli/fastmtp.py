@@ -30,24 +30,10 @@ from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.machine.text_files import paragraphs
 from mtp_gguf.gguf_tools.model import Model
 
+from . import options
 from .console import CONSOLE
 from .file_report import report_file
 from .local_model import local_model
-from .options import (
-    AsJson,
-    Command,
-    Context,
-    GpuLayers,
-    Group,
-    ModelFile,
-    Overwrite,
-    Temperature,
-    corpus_option,
-    ids_option,
-    output_option,
-    spelled,
-    usable_gpu_layers,
-)
 from .progress import byte_progress, reports_errors
 
 _SHOWN_TOKENS = 24
@@ -55,13 +41,13 @@ _SHOWN_TOKENS = 24
 _OPTIONS = {"--fastmtp-corpus": "--corpus", "--fastmtp-ids": "--ids", "--fastmtp": "--size"}
 
 app = typer.Typer(
-    cls=Group, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False
+    cls=options.Group, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False
 )
 
 
 _Output = Annotated[
     Path | None,
-    output_option("Write to this file or folder (default: MODEL-….gguf)."),
+    options.output_option("Write to this file or folder (default: MODEL-….gguf)."),
 ]
 _InPlace = Annotated[
     bool,
@@ -89,21 +75,21 @@ def _fastmtp() -> None:
     """
 
 
-@app.command("add", cls=Command)
+@app.command("add", cls=options.Command)
 @reports_errors
 def add(
-    model: ModelFile,
+    model: options.ModelFile,
     size: _Size = None,
-    corpus: Annotated[list[Path] | None, corpus_option("--corpus")] = None,
-    ids: Annotated[Path | None, ids_option("--ids")] = None,
+    corpus: Annotated[list[Path] | None, options.corpus_option("--corpus")] = None,
+    ids: Annotated[Path | None, options.ids_option("--ids")] = None,
     layout: Annotated[
         DraftLayout,
         typer.Option("--layout", help="Store only ids, or rows of the output layer too."),
     ] = DraftLayout.IDS,
     output: _Output = None,
     in_place: _InPlace = False,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Add a draft vocabulary to a GGUF, or replace the one it has.
 
@@ -116,19 +102,19 @@ def add(
 
     mtp-gguf fastmtp add model.gguf --corpus notes.txt --in-place
     """
-    options = DraftOptions.parse(size, corpus, ids, "--")
+    ranking = DraftOptions.parse(size, corpus, ids, "--")
     if in_place and (output is not None or layout is not DraftLayout.IDS):
         raise typer.BadParameter("--in-place cannot be combined with --output or another layout")
     _check_place(model, in_place)
     note = _notes(as_json)
-    with open_any_model(_loadable(model) if options.corpus else model) as opened:
+    with open_any_model(_loadable(model) if ranking.corpus else model) as opened:
         check_head(opened)
         old = read_draft_list(opened)
         from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415  (loads llama.cpp)
 
         tell_crashes()
-        with spelled(_OPTIONS):
-            draft = options.ranked_for(opened)
+        with options.spelled(_OPTIONS):
+            draft = ranking.ranked_for(opened)
         keys = draft.metadata(with_ids=True)
         if old:
             note(f"replaces a list of {len(old.ids)} tokens ({_about(old)})")
@@ -144,7 +130,7 @@ def add(
         else:
             pattern = "mtp-{}-FastMTP" if layout is DraftLayout.SIDECAR else "{}-FastMTP"
             target = output_path(output, opened, pattern)
-            sources = [*local_files(opened), *options.files]
+            sources = [*local_files(opened), *ranking.files]
             with leaves_nothing(target):
                 write_file(
                     "fastmtp", with_list(opened, keys, layout), target, sources, overwrite, CONSOLE
@@ -152,10 +138,10 @@ def add(
     report_file(target, as_json=as_json)
 
 
-@app.command("calibrate", cls=Command)
+@app.command("calibrate", cls=options.Command)
 @reports_errors
 def calibrate(
-    model: ModelFile,
+    model: options.ModelFile,
     prompts: Annotated[
         list[Path],
         typer.Option(
@@ -169,19 +155,19 @@ def calibrate(
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, help="Generate at most N tokens per prompt.")
     ] = 512,
-    temperature: Temperature = 0.8,
+    temperature: options.Temperature = 0.8,
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=(1 << 32) - 2, help="Seed the sampler with N.")
     ] = 1,
-    context: Context = 4096,
-    gpu_layers: GpuLayers = 0,
+    context: options.Context = 4096,
+    gpu_layers: options.GpuLayers = 0,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
     ] = False,
     output: _Output = None,
     in_place: _InPlace = False,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Add a draft vocabulary that is ranked by the model's own output.
 
@@ -199,7 +185,7 @@ def calibrate(
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
 
     tell_crashes()
-    gpu_layers = usable_gpu_layers(gpu_layers)
+    gpu_layers = options.usable_gpu_layers(gpu_layers)
     if in_place and output is not None:
         raise typer.BadParameter("--in-place and --output contradict each other")
     _check_place(model, in_place)
@@ -213,7 +199,7 @@ def calibrate(
             check_output(target, [*opened.paths, *prompts], overwrite)
         with leaves_nothing(target), byte_progress("write", len(texts) * tokens) as progress:
             answers = generate(opened.paths[0], texts, settings)
-            with spelled(_OPTIONS):
+            with options.spelled(_OPTIONS):
                 draft = rank_by_own_output(opened, answers, size, progress)
         keys = draft.metadata(with_ids=True)
         shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
@@ -248,14 +234,14 @@ def _loadable(model: str) -> str:
     return str(local_model(model, drafts=False).path)
 
 
-@app.command("remove", cls=Command)
+@app.command("remove", cls=options.Command)
 @reports_errors
 def remove(
-    model: ModelFile,
+    model: options.ModelFile,
     output: _Output = None,
     in_place: _InPlace = False,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Remove the draft vocabulary of a GGUF.
 
@@ -284,14 +270,14 @@ def remove(
     report_file(target, as_json=as_json)
 
 
-@app.command("show", cls=Command)
+@app.command("show", cls=options.Command)
 @reports_errors
 def show(
-    model: ModelFile,
+    model: options.ModelFile,
     ids: Annotated[
         bool, typer.Option("--ids", help="Print only the ids in rank order, one per line.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the draft vocabulary of a GGUF, and whether it is valid.
 

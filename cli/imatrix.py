@@ -15,22 +15,8 @@ from mtp_gguf.gguf_tools.machine.text import human_bytes
 from mtp_gguf.gguf_tools.machine.text_files import paragraphs, whole_texts
 from mtp_gguf.gguf_tools.model import open_model
 
+from . import options
 from .local_model import local_model
-from .options import (
-    AsJson,
-    GpuLayers,
-    HeadFile,
-    ModelName,
-    Overwrite,
-    Raw,
-    Threads,
-    Windows,
-    WindowSize,
-    output_option,
-    prompt_files_option,
-    text_option,
-    usable_gpu_layers,
-)
 from .progress import reports_errors, share_progress
 
 if TYPE_CHECKING:
@@ -41,23 +27,23 @@ _DEFAULT = "imatrix.gguf"  # llama-imatrix's
 
 @reports_errors
 def imatrix(
-    model: ModelName,
+    model: options.ModelName,
     text: Annotated[
         list[Path] | None,
-        text_option(
+        options.text_option(
             "Calibrate with these text files (default: a built-in text in several languages, "
             "with code and chat)."
         ),
     ] = None,
     prompts: Annotated[
         list[Path] | None,
-        prompt_files_option(
+        options.prompt_files_option(
             "Calibrate with the model's answers to the prompts in these files, separated by blank "
             "lines."
         ),
     ] = None,
     output: Annotated[
-        Path | None, output_option(f"Write to this file or folder (default: {_DEFAULT}).")
+        Path | None, options.output_option(f"Write to this file or folder (default: {_DEFAULT}).")
     ] = None,
     merge: Annotated[
         list[Path] | None,
@@ -67,8 +53,8 @@ def imatrix(
             help="Add what this imatrix file of the same model has seen; repeatable.",
         ),
     ] = None,
-    context: WindowSize = 512,
-    chunks: Windows = None,
+    context: options.WindowSize = 512,
+    chunks: options.Windows = None,
     process_output: Annotated[
         bool, typer.Option("--process-output", help="Also collect for output.weight.")
     ] = False,
@@ -78,12 +64,12 @@ def imatrix(
     tokens: Annotated[
         int, typer.Option("-n", "--tokens", min=2, max=4096, help="Tokens of an answer at most.")
     ] = 256,
-    raw: Raw = False,
-    head: HeadFile = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    raw: options.Raw = False,
+    head: options.HeadFile = None,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = 0,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compute the importance matrix of a model's trunk and MTP head.
 
@@ -137,7 +123,7 @@ def imatrix(
         found.path,
         n_ctx=max(context, tokens + min(longest, 1 << 15) + 256),
         threads=threads or computing_threads(),
-        gpu_layers=usable_gpu_layers(gpu_layers),
+        gpu_layers=options.usable_gpu_layers(gpu_layers),
         head=found.head,
     ) as loaded:
         try:
