@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,9 @@ from mtp_gguf.convert.options import DraftOptions
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.in_place import hide_list, replace_list
-from mtp_gguf.gguf_tools.files.new_file import local_files, output_path, write_file
+from mtp_gguf.gguf_tools.files.new_file import output_path
 from mtp_gguf.gguf_tools.files.output import check_output
-from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.files.rewrite import write
 from mtp_gguf.gguf_tools.heads.draft_list import (
     DraftList,
     list_faults,
@@ -31,8 +32,7 @@ from mtp_gguf.gguf_tools.machine.text_files import paragraphs
 from mtp_gguf.gguf_tools.model import Model
 
 from . import options
-from .console import CONSOLE
-from .file_report import report_file
+from .file_report import report_file, write_copy
 from .local_model import local_model
 from .progress import byte_progress, reports_errors
 
@@ -105,7 +105,7 @@ def add(
     ranking = DraftOptions.parse(size, corpus, ids, "--")
     if in_place and (output is not None or layout is not DraftLayout.IDS):
         raise typer.BadParameter("--in-place cannot be combined with --output or another layout")
-    _check_place(model, in_place)
+    _check_place(model, in_place, output)
     note = _notes(as_json)
     with open_any_model(_loadable(model) if ranking.corpus else model) as opened:
         check_head(opened)
@@ -130,11 +130,8 @@ def add(
         else:
             pattern = "mtp-{}-FastMTP" if layout is DraftLayout.SIDECAR else "{}-FastMTP"
             target = output_path(output, opened, pattern)
-            sources = [*local_files(opened), *ranking.files]
-            with leaves_nothing(target):
-                write_file(
-                    "fastmtp", with_list(opened, keys, layout), target, sources, overwrite, CONSOLE
-                )
+            make = partial(with_list, keys=keys, layout=layout)
+            write_copy("fastmtp", target, opened, make, overwrite, *ranking.files)
     report_file(target, as_json=as_json)
 
 
@@ -144,12 +141,7 @@ def calibrate(
     model: options.ModelFile,
     prompts: Annotated[
         list[Path],
-        typer.Option(
-            "-f",
-            "--prompt-file",
-            metavar="FILE…",
-            help="Answer the prompts in these files, separated by blank lines.",
-        ),
+        options.prompt_files_option("Answer the prompts in these files, separated by blank lines."),
     ],
     size: _Size = None,
     tokens: Annotated[
@@ -161,9 +153,7 @@ def calibrate(
     ] = 1,
     context: options.Context = 4096,
     gpu_layers: options.GpuLayers = 0,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
-    ] = False,
+    raw: options.Raw = False,
     output: _Output = None,
     in_place: _InPlace = False,
     overwrite: options.Overwrite = False,
@@ -186,9 +176,7 @@ def calibrate(
 
     tell_crashes()
     gpu_layers = options.usable_gpu_layers(gpu_layers)
-    if in_place and output is not None:
-        raise typer.BadParameter("--in-place and --output contradict each other")
-    _check_place(model, in_place)
+    _check_place(model, in_place, output)
     note = _notes(as_json)
     texts = paragraphs(prompts)
     settings = Generation(tokens, temperature, seed, context, not raw, gpu_layers)
@@ -209,9 +197,8 @@ def calibrate(
         if in_place:
             note(_change(opened, keys))
         else:
-            spec = with_list(opened, keys, DraftLayout.IDS)
-            with leaves_nothing(target):
-                write_file("fastmtp", spec, target, [*opened.paths, *prompts], overwrite, CONSOLE)
+            make = partial(with_list, keys=keys, layout=DraftLayout.IDS)
+            write_copy("fastmtp", target, opened, make, overwrite, *prompts)
     report_file(target, as_json=as_json)
 
 
@@ -220,8 +207,10 @@ def _notes(as_json: bool) -> Callable[[str], None]:
     return lambda text: typer.echo(text, err=as_json)
 
 
-def _check_place(model: str, in_place: bool) -> None:
-    """Raise a usage error for --in-place with a model that is not a local file."""
+def _check_place(model: str, in_place: bool, output: Path | None) -> None:
+    """Raise a usage error for --in-place with --output, or a model that is not a local file."""
+    if in_place and output is not None:
+        raise typer.BadParameter("--in-place and --output contradict each other")
     if in_place and (hub_gguf(model) or is_remote(model)):
         raise typer.BadParameter(
             f"--in-place changes a local file, and {model} is not one; write a new file with "
@@ -252,9 +241,7 @@ def remove(
 
     mtp-gguf fastmtp remove model.gguf -o plain.gguf
     """
-    if in_place and output is not None:
-        raise typer.BadParameter("--in-place and --output contradict each other")
-    _check_place(model, in_place)
+    _check_place(model, in_place, output)
     with open_any_model(model) as opened:
         draft = read_draft_list(opened)
         if draft is None:
@@ -264,9 +251,7 @@ def remove(
             _notes(as_json)(_change(opened, None))
         else:
             target = output_path(output, opened, "{}-no-FastMTP")
-            with leaves_nothing(target):
-                spec = without_list(opened)
-                write_file("fastmtp", spec, target, local_files(opened), overwrite, CONSOLE)
+            write_copy("fastmtp", target, opened, without_list, overwrite)
     report_file(target, as_json=as_json)
 
 
@@ -326,15 +311,12 @@ def _change(model: Model, keys: Mapping[str, Value] | None) -> str:
     reason = hide_list(path, file) if keys is None else replace_list(path, file, keys)
     if reason is None:
         return "changed in place"
-    _write_anew(path, rewritten(model.first, keys or {}))
-    return f"written anew: {reason}"
-
-
-def _write_anew(path: Path, spec: OutputSpec) -> None:
+    spec = rewritten(model.first, keys or {})
     mode = path.stat().st_mode
     with byte_progress("fastmtp", spec.nbytes) as progress:
         write(path, spec, progress)
     os.chmod(path, mode & 0o7777)
+    return f"written anew: {reason}"
 
 
 def _about(draft: DraftList) -> str:

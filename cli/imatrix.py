@@ -16,11 +16,13 @@ from mtp_gguf.gguf_tools.machine.text_files import paragraphs, whole_texts
 from mtp_gguf.gguf_tools.model import open_model
 
 from . import options
+from .file_report import can_draft
 from .local_model import local_model
 from .progress import reports_errors, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.model import BenchModel
+    from mtp_gguf.gguf_tools.imatrix import Calibration
 
 _DEFAULT = "imatrix.gguf"  # llama-imatrix's
 
@@ -117,7 +119,7 @@ def imatrix(
     questions = paragraphs(prompts) if prompts else []
     tell_crashes()
     states = [target.with_name(f"{target.name}.{kind}") for kind in ("answers", "resume")]
-    drafts = _can_draft(found.path) or found.head is not None
+    drafts = can_draft(found.path) or found.head is not None
     longest = max((len(question.encode()) for question in questions), default=0)
     with BenchModel(
         found.path,
@@ -163,38 +165,29 @@ def imatrix(
     for state in states:
         with suppress(FileNotFoundError):
             state.unlink()
-    unseen = {
-        name: int((entry.counts == 0).sum())
-        for name, entry in whole.entries.items()
-        if (entry.counts == 0).any()
-    }
-    _report(target, len(whole.entries), whole.chunks, whole.chunk_size, unseen, drafts, as_json)
+    _report(target, whole, drafts, as_json)
 
 
-def _report(
-    target: Path,
-    entries: int,
-    chunks: int,
-    chunk_size: int,
-    unseen: dict[str, int],
-    head: bool,
-    as_json: bool,
-) -> None:
+def _report(target: Path, whole: "Calibration", head: bool, as_json: bool) -> None:
+    absent = ((name, int((entry.counts == 0).sum())) for name, entry in whole.entries.items())
+    unseen = {name: count for name, count in absent if count}
     if as_json:
         fields: dict[str, Any] = {
             "path": str(target),
             "bytes": target.stat().st_size,
-            "entries": entries,
-            "chunks": chunks,
-            "chunk_size": chunk_size,
+            "entries": len(whole.entries),
+            "chunks": whole.chunks,
+            "chunk_size": whole.chunk_size,
             "head": head,
             "experts_not_seen": unseen,
         }
         typer.echo(json.dumps(fields, indent=1))
         return
     of = "trunk and head" if head else "the trunk; the model has no head that can draft"
-    typer.echo(f"{target}: {human_bytes(target.stat().st_size)}, {entries} tensors of {of}")
-    typer.echo(f"read {chunks} windows of {chunk_size} tokens")
+    typer.echo(
+        f"{target}: {human_bytes(target.stat().st_size)}, {len(whole.entries)} tensors of {of}"
+    )
+    typer.echo(f"read {whole.chunks} windows of {whole.chunk_size} tokens")
     if unseen:
         typer.echo(
             f"warning: no token was routed to {sum(unseen.values())} experts of {len(unseen)} "
@@ -215,8 +208,3 @@ def _shapes(*paths: Path | None) -> dict[str, tuple[int, ...]]:
             with open_model(path) as opened:
                 shapes |= {t.name: t.shape for t in opened.tensors.values()}
     return shapes
-
-
-def _can_draft(path: Path) -> bool:
-    with open_model(path) as opened:
-        return opened.head.report.ready

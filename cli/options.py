@@ -383,6 +383,16 @@ Rounds: TypeAlias = Annotated[
 ]
 
 
+Passed: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- OPTIONS]", help="Options for llama-server itself."),
+]
+Host: TypeAlias = Annotated[str, typer.Option("--host", help="Listen at this address.")]
+Port: TypeAlias = Annotated[
+    int, typer.Option("--port", min=1, max=65535, help="Listen at this port.")
+]
+
+
 class CacheType(str, Enum):
     """Types of the KV cache, as llama.cpp allows them."""
 
@@ -614,6 +624,12 @@ def usable_gpu_layers(gpu_layers: int) -> int:
     from mtp_gguf.native.libraries import offload  # noqa: PLC0415  (loads llama.cpp)
 
     return offload.usable_gpu_layers(gpu_layers, CONSOLE.say)
+
+
+def check_passed(words: Sequence[str] | None) -> None:
+    """Raise a usage error unless the words for llama-server begin with an option."""
+    if words and not words[0].startswith("-"):
+        raise typer.BadParameter(f"expected llama-server's options after `--`, found {words[0]!r}")
 
 
 def parse_budget(text: str | None, full: bool) -> float | None:
