@@ -102,11 +102,10 @@ def chat(
     main_gpu: MainGpu = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
+        options.sampling_option(
             "--temp",
             min=0.0,
             max=100.0,
-            rich_help_panel=options.SAMPLING,
             help="Sample at this temperature; 0: greedy (default: the file's, else 0.8).",
         ),
     ] = None,

@@ -1,5 +1,6 @@
 """`mtp-gguf convert`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +34,9 @@ from .plan_report import (
 )
 from .progress import reports_errors
 
-# Panels of the help.
-_PRECISION, _VISION = "Precision", "Vision tower"
+# Options in panels of the help.
+_precision = partial(typer.Option, rich_help_panel="Precision")
+_vision = partial(typer.Option, rich_help_panel="Vision tower")
 
 
 def _complete_mix(incomplete: str) -> list[str]:
@@ -62,20 +64,18 @@ def convert(
     ] = None,
     quant: Annotated[
         str,
-        typer.Option(
+        _precision(
             "--quant",
             metavar="MIX",
-            rich_help_panel=_PRECISION,
             help="Quantize the base to this mix of llama-quantize.",
             autocompletion=_complete_mix,
         ),
     ] = DEFAULT_QUANT,
     also: Annotated[
         list[str] | None,
-        typer.Option(
+        _precision(
             "--also",
             metavar="MIX,…",
-            rich_help_panel=_PRECISION,
             help="Also write a file in each of these mixes, reading MODEL once; repeatable.",
         ),
     ] = None,
@@ -91,108 +91,97 @@ def convert(
     ] = None,
     head_costs: Annotated[
         Path | None,
-        typer.Option(
+        options.head_option(
             "--head-costs",
             metavar="FILE",
-            rich_help_panel=options.HEAD,
             help="With --mtp-type auto: take what drafts cost from this file, measured on another "
             "machine; if there is no such file, write what is measured here to it, also in a "
             "--dry-run.",
         ),
     ] = None,
     no_mtp: Annotated[
-        bool, typer.Option("--no-mtp", rich_help_panel=options.HEAD, help="Leave out the MTP head.")
+        bool, options.head_option("--no-mtp", help="Leave out the MTP head.")
     ] = False,
     head_only: Annotated[
         bool,
-        typer.Option(
+        options.head_option(
             "--head-only",
-            rich_help_panel=options.HEAD,
             help="Write only the head, an mtp- file for llama-server's -md.",
         ),
     ] = False,
     mtp_from: Annotated[
         str | None,
-        typer.Option(
+        options.head_option(
             "--from",
             metavar="MODEL",
-            rich_help_panel=options.HEAD,
             help="Take the head from this model: folder, OWNER/NAME, or GGUF.",
         ),
     ] = None,
     tensor_type: Annotated[
         list[str] | None,
-        typer.Option(
+        _precision(
             "--tensor-type",
             metavar="REGEX=TYPE",
-            rich_help_panel=_PRECISION,
             help="Store the tensors that match REGEX in TYPE; repeatable.",
         ),
     ] = None,
     target_size: Annotated[
         str | None,
-        typer.Option(
+        _precision(
             "--target-size",
             metavar="N(K|M|G)",
-            rich_help_panel=_PRECISION,
             help="Choose types that differ least from MODEL in a file of at most this size: bytes, "
             "or thousands (K), millions (M) or billions (G) of them.",
         ),
     ] = None,
     target_bpw: Annotated[
         float | None,
-        typer.Option(
+        _precision(
             "--target-bpw",
             min=BPW_RANGE[0],
             max=BPW_RANGE[1],
-            rich_help_panel=_PRECISION,
             help="Choose types with at most N bits per weight in all.",
         ),
     ] = None,
     target_kld: Annotated[
         float | None,
-        typer.Option(
+        _precision(
             "--target-kld",
             min=LEAST_KLD,
-            rich_help_panel=_PRECISION,
             help="Choose types for the smallest file with this mean KL divergence (nats).",
         ),
     ] = None,
     target_text: Annotated[
         list[Path] | None,
-        typer.Option(
+        _precision(
             "--target-text",
             metavar="FILE…",
-            rich_help_panel=_PRECISION,
             help="Measure on these texts, for a target or --mtp-type auto (default: a built-in "
             "one).",
         ),
     ] = None,
     prefer: Annotated[
         str | None,
-        typer.Option(
+        _precision(
             "--prefer",
             metavar="|".join(PREFERENCES),
-            rich_help_panel=_PRECISION,
             help="With a target: only choose types that have kernels on this CPU (speed).",
         ),
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
+        _precision(
             "--recipe",
             metavar="FILE",
-            rich_help_panel=_PRECISION,
             help="Take the types of tensors from this file; with a target, write them to it, also "
             "in a --dry-run.",
         ),
     ] = None,
     imatrix: Annotated[
         Path | None,
-        typer.Option(
+        _precision(
             "--imatrix",
             metavar="FILE",
-            rich_help_panel=_PRECISION,
             help="Quantize by this importance matrix of llama-imatrix (GGUF or .dat).",
         ),
     ] = None,
@@ -209,28 +198,25 @@ def convert(
     fastmtp_ids: options.FastMtpIds = None,
     mmproj: Annotated[
         str | None,
-        typer.Option(
+        _vision(
             "--mmproj",
             metavar="[TYPE]",
-            rich_help_panel=_VISION,
             help="Also write the vision tower: F16, BF16, F32 or Q8_0 (default: F16).",
             autocompletion=_complete_type,
         ),
     ] = None,
     mmproj_only: Annotated[
         bool,
-        typer.Option(
+        _vision(
             "--mmproj-only",
-            rich_help_panel=_VISION,
             help="Write only the vision tower, an mmproj file for llama.cpp.",
         ),
     ] = False,
     sidecar: Annotated[
         str | None,
-        typer.Option(
+        options.head_option(
             "--sidecar",
             metavar="MIX",
-            rich_help_panel=options.HEAD,
             help="Also write the head by itself in this mix, an mtp- file for llama-server's -md.",
             autocompletion=_complete_mix,
         ),

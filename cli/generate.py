@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from enum import Enum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mtp_gguf.native.session import MtpStats
 
 _DRAFTING = "Drafting"  # panel of the help
+_drafting_option = partial(typer.Option, rich_help_panel=_DRAFTING)
 
 _LARGEST_INPUT = 16 << 20  # bytes of a prompt, a grammar or a schema
 
@@ -100,29 +102,26 @@ def generate(
     seed: options.Seed = 0,
     grammar_file: Annotated[
         Path | None,
-        typer.Option(
+        options.sampling_option(
             metavar="FILE",
-            rich_help_panel=options.SAMPLING,
             help="Constrain the text to the GBNF grammar in this file.",
         ),
     ] = None,
     json_schema: Annotated[
         str | None,
-        typer.Option(
+        options.sampling_option(
             "-j",
             "--json-schema",
             metavar="SCHEMA",
-            rich_help_panel=options.SAMPLING,
             help="Constrain the text to JSON of this schema; {} for any JSON object.",
         ),
     ] = None,
     depth: Annotated[str | None, options.depth_option(_DRAFTING)] = None,
     max_depth: Annotated[
         int | None,
-        typer.Option(
+        _drafting_option(
             min=0,
             max=MAX_DEPTH,
-            rich_help_panel=_DRAFTING,
             help=f"Draft at most N tokens with --depth auto (default: {AUTO_MAX_DEPTH}).",
         ),
     ] = None,
@@ -130,58 +129,51 @@ def generate(
     mtp_type: options.LoadedType = None,
     lookup: Annotated[
         bool | None,
-        typer.Option(
+        _drafting_option(
             "--lookup/--no-lookup",
-            rich_help_panel=_DRAFTING,
             help="Also draft from earlier text (default: with depth auto and fast rollback).",
             show_default=False,
         ),
     ] = None,
     lookup_file: Annotated[
         list[Path] | None,
-        typer.Option(
+        _drafting_option(
             metavar="PATH",
-            rich_help_panel=_DRAFTING,
             help="Also draft from this text file or folder of them; repeatable.",
         ),
     ] = None,
     rollback: Annotated[
         RollbackMode,
-        typer.Option(
-            rich_help_panel=_DRAFTING,
+        _drafting_option(
             help="Roll back rejected drafts this way; auto: as tuned, else snapshot.",
         ),
     ] = RollbackMode.AUTO,
     exact: Annotated[
         bool,
-        typer.Option(
+        _drafting_option(
             "--exact",
-            rich_help_panel=_DRAFTING,
             help="Generate the same greedy text at every depth, to the byte.",
         ),
     ] = False,
     fastmtp_size: Annotated[
         int | None,
-        typer.Option(
+        _drafting_option(
             min=-1,
-            rich_help_panel=_DRAFTING,
             help="Use N rows of the draft vocabulary, or of one that is made if the file has none; "
             "0: all, -1: no list (default: as tuned, else all).",
         ),
     ] = None,
     draft_threads: Annotated[
         int | None,
-        typer.Option(
+        _drafting_option(
             min=0,
-            rich_help_panel=_DRAFTING,
             help="Draft with N CPU threads; 0: as many as the trunk (default: as tuned, else 0).",
         ),
     ] = None,
     no_profile: Annotated[
         bool,
-        typer.Option(
+        _drafting_option(
             "--no-profile",
-            rich_help_panel=_DRAFTING,
             help="Ignore the settings that `mtp-gguf tune` found.",
         ),
     ] = False,

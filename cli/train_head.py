@@ -53,18 +53,15 @@ def train_head(
     ] = None,
     head_from: Annotated[
         str | None,
-        typer.Option(
+        options.head_option(
             "--head-from",
             metavar="MODEL",
-            rich_help_panel=options.HEAD,
             help="Start from this head: a GGUF, or a checkpoint (folder, OWNER/NAME).",
         ),
     ] = None,
     from_scratch: Annotated[
         bool,
-        typer.Option(
-            "--from-scratch", rich_help_panel=options.HEAD, help="Start from random weights."
-        ),
+        options.head_option("--from-scratch", help="Start from random weights."),
     ] = False,
     mtp_f16: options.MtpF16 = False,
     mtp_type: Annotated[
@@ -75,9 +72,8 @@ def train_head(
     ] = None,
     head_only: Annotated[
         bool,
-        typer.Option(
+        options.head_option(
             "--head-only",
-            rich_help_panel=options.HEAD,
             help="Write only the head, to use with --head.",
         ),
     ] = False,
