@@ -4,9 +4,9 @@
 
 A checkpoint of random weights with the family's real shape is served by the hub of the tests, on
 loopback, which sends each connection no more than --megabits per second (0: no limit); a conversion
-has eight connections. It is converted to four types from one read, then to each of them by a conversion of
-its own, as separate processes, and the bytes are compared. Then a release of a checkpoint of a
-terabyte is planned, of which only the headers exist. The tables have the form of
+has eight connections. It is converted to four types from one read, then to each of them by a
+conversion of its own, as separate processes, and the bytes are compared. Then a release of a
+checkpoint of a terabyte is planned, of which only the headers exist. The tables have the form of
 benchmarks/README.md; --json prints all figures.
 
 The 4B shape takes 32 GB of disk in `--work` (0.8B: 6 GB), which are released at the end; --keep

@@ -7,8 +7,8 @@ shape). Each command is a separate process, files come from the page cache, the 
 alternate, and medians are reported. A graft is timed on a base with several times this model's
 tensors (--times), because with a file that fits into the kernel's write buffer `cp` seems to take
 no time. `cp` is timed twice, alone and followed by the fsync that mtp-gguf does before it renames a
-file. The graft is timed without measuring acceptance (`--no-check`). Comparing identical files is timed
-against `cmp`. The bytes that a graft fetches are counted by a hub server on loopback.
+file. The graft is timed without measuring acceptance (`--no-check`). Comparing identical files is
+timed against `cmp`. The bytes that a graft fetches are counted by a hub server on loopback.
 """
 
 import dataclasses
