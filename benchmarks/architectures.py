@@ -80,7 +80,7 @@ def print_times(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__, tokens=64)
+    parser = options(__doc__, {"--tokens": 64})
     parser.add_argument("--work", type=Path, required=True, help="folder for the models")
     parser.add_argument("--server", required=True, help="patched llama-server")
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)

@@ -81,7 +81,9 @@ def reading(threads: int) -> float:
 
 
 def main() -> None:
-    parser = kernel_options(__doc__, heads=8, kv_heads=2, size=256, threads=2, rounds=3)
+    parser = kernel_options(
+        __doc__, {"--heads": 8, "--kv-heads": 2, "--size": 256, "--threads": 2, "--rounds": 3}
+    )
     parser.add_argument("--caches", type=words, default=["F16", "Q8_0", "Q4_0"])
     parser.add_argument("--contexts", type=numbers, default=[1024, 8192, 32768])
     parser.add_argument("--tokens", type=numbers, default=[1, 4, 16])

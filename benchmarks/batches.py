@@ -135,7 +135,7 @@ def report(kind: Kind, times: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=60, threads=2)
+    parser = options(__doc__, {"--rounds": 60, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("--ours", type=Path, action="append", default=[], metavar="FOLDER")
     parser.add_argument("--ik", type=Path, metavar="SOURCE")

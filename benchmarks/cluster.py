@@ -118,7 +118,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    options = parser(__doc__, megabits=3.0)
+    options = parser(__doc__, {"--megabits": 3.0})
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     options.add_argument("--types", default="Q8_0")
     options.add_argument("--upload", action="store_true", help="let the workers upload")

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -101,9 +101,9 @@ def write_large(folder: Path, spec: Spec) -> None:
             write_checkpoint(folder, spec)
 
 
-def parser(description: str, **defaults: float) -> argparse.ArgumentParser:
+def parser(description: str, defaults: Mapping[str, float]) -> argparse.ArgumentParser:
     """Return a parser with the options that name a checkpoint, for `checkpoint_of`."""
-    made = options(description, **defaults)
+    made = options(description, defaults)
     made.add_argument("--shape", choices=SHAPES, default="0.8B")
     made.add_argument("--work", type=Path, required=True, help="folder for the files")
     made.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
@@ -267,7 +267,7 @@ def _round(checkpoint: Path, head: int, ours: Path, wide: Path, theirs: Path) ->
 
 
 def main() -> None:
-    made = parser(__doc__, runs=1)
+    made = parser(__doc__, {"--runs": 1})
     made.add_argument("--json", action="store_true", help="print all figures as JSON")
     args = made.parse_args()
     ours, wide, theirs = (args.work / f"{n}.gguf" for n in ("ours", "bf16", "theirs"))

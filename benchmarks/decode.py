@@ -246,7 +246,10 @@ def together(url: str, prompts: Sequence[Sequence[int]], n: int) -> float:
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, gpu_layers=0, tokens=128, rounds=5, fastmtp_size=0)
+    parser = options(
+        __doc__,
+        {"--threads": 2, "--gpu-layers": 0, "--tokens": 128, "--rounds": 5, "--fastmtp-size": 0},
+    )
     parser.add_argument("model", nargs="?")
     parser.add_argument("--dial", choices=SHAPES, help="build a synthetic model of this shape")
     parser.add_argument("--hit", type=float, default=0.8, help="for --dial: acceptance rate")

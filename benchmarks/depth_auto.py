@@ -172,7 +172,7 @@ def cells(speeds: dict[str, list[float]], columns: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, tokens=256, rounds=3)
+    parser = options(__doc__, {"--threads": 2, "--tokens": 256, "--rounds": 3})
     parser.add_argument("--work", type=Path, required=True, help="folder for models and results")
     parser.add_argument("--shape", choices=SHAPES, default="0.8b")
     parser.add_argument("--parts", type=words, default=["0", "0.3", "0.6", "0.8", "0.95", SWITCH])

@@ -32,7 +32,7 @@ def speed(model: Path, tokens: int, drafts: bool) -> float:
 
 
 def main() -> None:
-    parser = options(__doc__, tokens=100, rounds=10)
+    parser = options(__doc__, {"--tokens": 100, "--rounds": 10})
     parser.add_argument("model", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -160,7 +160,7 @@ def accepted(
 
 
 def main() -> None:
-    parser = options(__doc__, skip=256, tokens=1024, pieces=2, ring=2048)
+    parser = options(__doc__, {"--skip": 256, "--tokens": 1024, "--pieces": 2, "--ring": 2048})
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", nargs="+", metavar="NAME=FILE")
     arguments = parser.parse_args()

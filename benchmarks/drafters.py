@@ -91,7 +91,7 @@ def middle(answers: Sequence[Answer]) -> Answer:
 
 
 def main() -> None:
-    parser = options(__doc__, tokens=48, rounds=3, threads=2)
+    parser = options(__doc__, {"--tokens": 48, "--rounds": 3, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="for the drafters")
     parser.add_argument("--drafts", type=numbers, default=[1, 2, 4])

@@ -155,7 +155,7 @@ def report_batches(results: dict[str, dict[str, float]], batches: list[int]) -> 
 
 
 def main() -> None:
-    parser = options(__doc__, generate=48, rounds=3)
+    parser = options(__doc__, {"--generate": 48, "--rounds": 3})
     parser.add_argument("model", type=Path)
     parser.add_argument("sides", type=side, nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--threads", type=numbers, default=[2, 4])

@@ -174,7 +174,7 @@ def planned(arguments: argparse.Namespace) -> list[Step]:
 
 
 def main() -> int:
-    parser = options(__doc__, seconds=420.0, tokens=128, rounds=3)
+    parser = options(__doc__, {"--seconds": 420.0, "--tokens": 128, "--rounds": 3})
     parser.add_argument("folder", type=Path)
     parser.add_argument("--backend", required=True, choices=["cuda", "vulkan", "cpu"])
     parser.add_argument("--models", type=Path, help="where they are made [FOLDER/models]")

@@ -305,7 +305,7 @@ def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Itera
 
 
 def main() -> int:
-    parser = options(__doc__, tokens=128, rounds=3)
+    parser = options(__doc__, {"--tokens": 128, "--rounds": 3})
     parser.add_argument("step", choices=["text", "batches", "depths", "calls", "greedy"])
     parser.add_argument("shape")
     parser.add_argument("--work", type=Path, required=True)

@@ -22,7 +22,7 @@ PROMPT = "Write a program that sorts the lines of a file by their length, and ex
 
 def main() -> None:
     """Print the ratios."""
-    parser = options(__doc__, rounds=12, tokens=48)
+    parser = options(__doc__, {"--rounds": 12, "--tokens": 48})
     parser.add_argument("model")
     parser.add_argument("--types", type=words, default=["Q8_0", "Q4_K"])
     parser.add_argument("--depth", default="3")

@@ -73,7 +73,7 @@ def measure(
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, rounds=7, prompts=24)
+    parser = options(__doc__, {"--threads": 2, "--rounds": 7, "--prompts": 24})
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
     parser.add_argument("--model", type=Path, default=DEMO, help="a checkpoint with its head")
     parser.add_argument("--text", type=Path, nargs="+", default=[], help="what it has not read")

@@ -62,7 +62,7 @@ def of_variant(variant: str, *arguments: object) -> dict[int, float]:
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, rounds=3)
+    parser = options(__doc__, {"--threads": 2, "--rounds": 3})
     parser.add_argument("model")
     parser.add_argument("--batches", type=numbers, default=[1, 4, 8, 16, 32, 512])
     parser.add_argument("--variants", type=words, default=["fast:0", "fast:all", "stock:all"])

@@ -85,7 +85,17 @@ def run(arguments: argparse.Namespace, model: Path, depth: int, name: str) -> tu
 
 def main() -> None:
     """Print a line for each depth and variant."""
-    parser = options(__doc__, share=0.6, layers=12, tokens=48, warm_up=64, threads=2, rounds=3)
+    parser = options(
+        __doc__,
+        {
+            "--share": 0.6,
+            "--layers": 12,
+            "--tokens": 48,
+            "--warm-up": 64,
+            "--threads": 2,
+            "--rounds": 3,
+        },
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for the model")
     parser.add_argument("--cgroup", type=Path, required=True)
     parser.add_argument("--depths", type=numbers, default=[0, 2])

@@ -48,7 +48,7 @@ def measure(libs: str, loops: int, *work: object) -> float:
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, seconds=5.0, rounds=3)
+    parser = options(__doc__, {"--threads": 2, "--seconds": 5.0, "--rounds": 3})
     parser.add_argument("model", type=Path)
     parser.add_argument("--libs", nargs="*", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--loops", type=numbers, default=[0, 1, 2])

@@ -158,7 +158,9 @@ def server_settings(arguments: argparse.Namespace) -> Iterator[tuple[str, list[s
 
 
 def main() -> None:
-    parser = options(__doc__, hit=0.8, threads=2, stretch=100, tokens=384, rounds=3)
+    parser = options(
+        __doc__, {"--hit": 0.8, "--threads": 2, "--stretch": 100, "--tokens": 384, "--rounds": 3}
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--work", type=Path)
     source.add_argument("--model", type=Path)

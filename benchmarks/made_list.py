@@ -74,7 +74,7 @@ def one_round(
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, tokens=256, rounds=9)
+    parser = options(__doc__, {"--threads": 2, "--tokens": 256, "--rounds": 9})
     parser.add_argument("--work", type=Path, required=True, help="folder for the models")
     parser.add_argument("--shape", choices=SHAPES, default="0.8b")
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=OTHERS)

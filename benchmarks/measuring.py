@@ -25,12 +25,13 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-def options(description: str, **defaults: float) -> argparse.ArgumentParser:
-    """A parser with an option for each of these numbers, such as --rounds 3 for rounds=3."""
+def options(
+    description: str, defaults: Mapping[str, float] | None = None
+) -> argparse.ArgumentParser:
+    """A parser with these options, each a number, and what they are by default."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
-    for name, default in defaults.items():
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, type=type(default), default=default, help=f"[{default}]")
+    for name, default in (defaults or {}).items():
+        parser.add_argument(name, type=type(default), default=default, help=f"[{default}]")
     return parser
 
 

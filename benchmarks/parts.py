@@ -94,7 +94,7 @@ def where_kind_changes(kinds: list[str]) -> set[int]:
 
 
 def main() -> None:
-    parser = options(__doc__, batch=4, rounds=30, threads=2)
+    parser = options(__doc__, {"--batch": 4, "--rounds": 30, "--threads": 2})
     parser.add_argument("model")
     arguments = parser.parse_args()
     if not Path(arguments.model).is_file():

@@ -41,7 +41,7 @@ def measure(
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=5, threads=2, tokens=32)
+    parser = options(__doc__, {"--rounds": 5, "--threads": 2, "--tokens": 32})
     parser.add_argument("model", type=Path)
     parser.add_argument("--bench", type=Path, required=True)
     parser.add_argument("--patched", type=Path)

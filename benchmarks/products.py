@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,9 +88,9 @@ def libraries() -> tuple[Path, Path]:
     return stock[0] / "lib", found[0]
 
 
-def kernel_options(description: str, **defaults: float) -> argparse.ArgumentParser:
+def kernel_options(description: str, defaults: Mapping[str, float]) -> argparse.ArgumentParser:
     """A parser with the options of `both_ways`, besides those of `options`."""
-    parser = options(description, **defaults)
+    parser = options(description, defaults)
     parser.add_argument("--kernels", type=Path, default=libraries()[1])
     parser.add_argument("--measure", choices=["ggml", "kernels"], help=argparse.SUPPRESS)
     return parser
@@ -121,7 +121,7 @@ def both_ways(
 
 
 def main() -> None:
-    parser = kernel_options(__doc__, rows=24576, threads=1, rounds=3)
+    parser = kernel_options(__doc__, {"--rows": 24576, "--threads": 1, "--rounds": 3})
     parser.add_argument("--types", type=words, default=["Q4_K", "Q8_0", "IQ3_S"])
     parser.add_argument("--columns", type=numbers, default=[1, 2, 4, 8])
     arguments = parser.parse_args()

@@ -64,7 +64,7 @@ def seconds(
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=7, values=2_000_000)
+    parser = options(__doc__, {"--rounds": 7, "--values": 2_000_000})
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--source", default="BF16", choices=SOURCES)

@@ -149,7 +149,7 @@ def measure(command: list[object], results: Path) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__, minutes=60.0, threads=2)
+    parser = options(__doc__, {"--minutes": 60.0, "--threads": 2})
     parser.add_argument("folder", type=Path)
     parser.add_argument("--text", type=Path, nargs="+")
     parser.add_argument("--prompts", type=Path)

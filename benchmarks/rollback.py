@@ -43,7 +43,7 @@ def buffers(kind: str) -> float:
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, rounds=15)
+    parser = options(__doc__, {"--threads": 2, "--rounds": 15})
     parser.add_argument("model")
     parser.add_argument(
         "--tokens", type=numbers, default=[3, 8], help="tokens to roll back; at least 3 [3,8]"

@@ -76,7 +76,7 @@ def main() -> None:
 
 def read_arguments() -> tuple[argparse.Namespace, Path]:
     """Read the command line and find the patched server."""
-    parser = options(__doc__, slots=4, threads=2, tokens=128, rounds=3)
+    parser = options(__doc__, {"--slots": 4, "--threads": 2, "--tokens": 128, "--rounds": 3})
     parser.add_argument("model", type=Path)
     parser.add_argument("--stock", type=Path, required=True)
     parser.add_argument("--plain", type=Path, help="MODEL without a draft vocabulary")

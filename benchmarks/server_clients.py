@@ -41,7 +41,7 @@ def commands(arguments: argparse.Namespace, patched: Path) -> Iterator[tuple[str
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, tokens=128, rounds=3)
+    parser = options(__doc__, {"--threads": 2, "--tokens": 128, "--rounds": 3})
     parser.add_argument("model", type=Path)
     parser.add_argument("--stock", type=Path, required=True)
     parser.add_argument("--patched", type=Path, help="default: that of `mtp-gguf build-server`")

@@ -45,7 +45,7 @@ def first_token(arguments: argparse.Namespace, folder: Path | None) -> tuple[flo
 
 
 def main() -> None:
-    parser = options(__doc__, tokens=8192, threads=2, rounds=3, port=18080)
+    parser = options(__doc__, {"--tokens": 8192, "--threads": 2, "--rounds": 3, "--port": 18080})
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="for the session")
     arguments = parser.parse_args()

@@ -165,7 +165,7 @@ def print_writing(arguments: argparse.Namespace, patched: Path, folder: Path) ->
 
 
 def main() -> None:
-    parser = options(__doc__, tokens=1500, rounds=3, threads=2)
+    parser = options(__doc__, {"--tokens": 1500, "--rounds": 3, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="for the sessions")
     parser.add_argument("--stock", type=Path)

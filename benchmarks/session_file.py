@@ -74,7 +74,7 @@ def restore(model: Path, session: Path, n_ctx: int, threads: int) -> dict[str, l
 
 
 def main() -> None:
-    parser = options(__doc__, hit=0.8, tokens=8192, threads=2, rounds=3)
+    parser = options(__doc__, {"--hit": 0.8, "--tokens": 8192, "--threads": 2, "--rounds": 3})
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
     parser.add_argument("--shape", default="0.8b", choices=SHAPES)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")

@@ -40,7 +40,7 @@ def speeds(arguments: argparse.Namespace, choice: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = options(__doc__, rounds=3, threads=2, tokens=96)
+    parser = options(__doc__, {"--rounds": 3, "--threads": 2, "--tokens": 96})
     parser.add_argument("model", type=Path)
     parser.add_argument("--depths", type=words, default=["0", "1", "2", "3", "4"], help="with 0")
     parser.add_argument("--prompts", type=kinds_of, help="as for decode.py")

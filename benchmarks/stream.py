@@ -148,7 +148,7 @@ def plan_step(work: Path) -> Step:
 
 
 def main() -> None:
-    options = parser(__doc__, megabits=100.0)
+    options = parser(__doc__, {"--megabits": 100.0})
     options.add_argument("--json", action="store_true", help="print all figures as JSON")
     args = options.parse_args()
     with checkpoint_of(args) as checkpoint:

@@ -116,7 +116,7 @@ def fetched(trunk: Path, checkpoint: Path, work: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = options(__doc__, runs=5, times=3)
+    parser = options(__doc__, {"--runs": 5, "--times": 3})
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()

@@ -94,7 +94,7 @@ class Replay:
 
 
 def main() -> None:
-    parser = options(__doc__, texts=64, tokens=256, rounds=5, threads=2)
+    parser = options(__doc__, {"--texts": 64, "--tokens": 256, "--rounds": 5, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("questions", type=Path)
     parser.add_argument("--batches", type=float, nargs="+", default=BATCHES)

@@ -294,7 +294,7 @@ CASES = {"a": case_a, "b": case_b, "c": case_c, "d": case_d}
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, tokens=480_000, epochs=4.0)
+    parser = options(__doc__, {"--threads": 2, "--tokens": 480_000, "--epochs": 4.0})
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--model", type=Path, default=DEMO, help="another checkpoint folder")

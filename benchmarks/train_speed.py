@@ -67,7 +67,7 @@ def learned(path: Path, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = options(__doc__, tokens=40_000, seconds=100.0, threads=2)
+    parser = options(__doc__, {"--tokens": 40_000, "--seconds": 100.0, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--text", type=Path, nargs="+", required=True)

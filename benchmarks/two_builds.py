@@ -80,7 +80,7 @@ def compare(name: str, sides: list[Callable[[], float]], rounds: int) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, tokens=48, rounds=30)
+    parser = options(__doc__, {"--threads": 2, "--tokens": 48, "--rounds": 30})
     parser.add_argument("model", type=Path)
     parser.add_argument("--builds", type=Path, nargs=2, required=True, metavar=("BEFORE", "AFTER"))
     parser.add_argument("--alone", type=numbers, default=[0, 3])

@@ -252,7 +252,9 @@ def decoding(rows: Rows, depths: list[int]) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__, threads=2, context=PROMPT, rounds=15, seconds=240.0)
+    parser = options(
+        __doc__, {"--threads": 2, "--context": PROMPT, "--rounds": 15, "--seconds": 240.0}
+    )
     parser.add_argument("model")
     parser.add_argument("--patched", type=Path, help="folder of the patched libraries")
     parser.add_argument(
