@@ -6,11 +6,10 @@ from time import perf_counter
 
 from mtp_gguf.native.checkpoint import Checkpoint
 
-from .interleaved import rotated
 from .model import BenchModel, Setting
 from .options import COST_DEPTH
 from .result import CycleCosts, PrefillCosts
-from .stats import summarize
+from .stats import rotated, summarize
 
 PREFILL_TOKENS = 512
 

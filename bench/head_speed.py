@@ -18,11 +18,10 @@ from .calibration import built_in_text
 from .costs import cycle_costs
 from .head_costs import HeadCosts, shape_of
 from .imatrix import windows_of
-from .interleaved import rotated
 from .model import BenchModel, Setting
 from .quality import DEPTH, acceptance_by_position, best_depth
 from .result import CycleCosts
-from .stats import Stats
+from .stats import Stats, rotated
 
 _CONTEXT, _ANSWERS = 128, 8  # tokens of a window of text, and windows that are continued
 _ROUNDS, _SECONDS = 3, 20.0  # of measuring costs: at least so many rounds, more in so short a time

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
 
 from mtp_gguf.native.checkpoint import Checkpoint
 from mtp_gguf.native.session import Depth
@@ -14,9 +13,7 @@ from mtp_gguf.native.session import Depth
 from .generation import Generation, generate
 from .model import BenchModel, Setting
 from .result import ALL, TextResult
-from .stats import summarize
-
-T = TypeVar("T")
+from .stats import rotated, summarize
 
 
 @dataclass(frozen=True)
@@ -170,12 +167,6 @@ class _RoundTotals:
         self.rollback_ms = rollback / cycles
         self.rest_ms = max(0.0, seconds * 1e3 - verify - draft - rollback) / cycles
         self.limit_tok_s = generated * 1e3 / verify if verify else 0.0
-
-
-def rotated(values: Sequence[T], by: int) -> list[T]:
-    """The values in rotated order, so that none profits from its position in every round."""
-    by %= max(1, len(values))
-    return [*values[by:], *values[:by]]
 
 
 def _at(values: Sequence[int], i: int) -> int:

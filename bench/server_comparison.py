@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from mtp_gguf.gguf_tools.machine.process_memory import free_memory
 
-from .interleaved import rotated
 from .result import ServerResult
-from .stats import summarize
+from .stats import rotated, summarize
 
 if TYPE_CHECKING:
     from mtp_gguf.server.find import LlamaServer

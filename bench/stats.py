@@ -1,8 +1,11 @@
-"""The median and the spread of repeated measurements of one quantity."""
+"""Repeated measurements: the order of those that are compared, their median and spread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,9 @@ def summarize(values: Sequence[float]) -> Stats:
     n = len(ordered)
     edge = n // 4
     return Stats(median(ordered), ordered[edge], ordered[n - 1 - edge], n)
+
+
+def rotated(values: Sequence[T], by: int) -> list[T]:
+    """The values in rotated order, so that none profits from its position in every round."""
+    by %= max(1, len(values))
+    return [*values[by:], *values[:by]]

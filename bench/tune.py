@@ -30,12 +30,12 @@ from mtp_gguf.native.session import Rollback
 from .costs import cycle_costs
 from .estimate import Estimate, probe
 from .generation import generate
-from .interleaved import rotated
 from .model import BenchModel, Setting
 from .other_programs import OtherPrograms
 from .plan import FULL, Amount, Plan, Task, make_plan
 from .prompts import SETS, texts_of
 from .search import Search, SearchResult, Space
+from .stats import rotated
 
 COST_BLOCKS = 3
 LONGEST_PROMPT = 1024

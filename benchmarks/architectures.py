@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from decode import complete, server, server_round
+from decode import complete, opened, server, server_round
 from dial_model import nextn_models, write_dial_gguf
+from measuring import heading, in_rounds, options, row
 
 from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES, OUR_ARCHITECTURES
-from mtp_gguf.native import MTPLlama
 
 HIT = 0.8
 PROMPT = [1, 2, 3, 4, 9, 7, 5]
@@ -39,7 +40,7 @@ ROUNDS = 5
 
 def served(binary: str, model: Path, depth: int, tokens: int, *options: str) -> tuple[Any, str]:
     """The tokens of llama-server, and its accepted and drafted tokens."""
-    with server(binary, str(model), depth, 1, "-c", "512", "--no-repack", *options) as url:
+    with server(binary, model, depth, 1, "-c", "512", "--no-repack", *options) as url:
         result = complete(url, PROMPT, tokens, return_tokens=True)
     timings = result["timings"]
     return result["tokens"], _share(timings.get("draft_n_accepted", 0), timings.get("draft_n", 0))
@@ -47,7 +48,7 @@ def served(binary: str, model: Path, depth: int, tokens: int, *options: str) -> 
 
 def ours(model: Path, depth: int, tokens: int) -> tuple[list[int], str, float]:
     """The tokens of MTPLlama, its accepted and drafted tokens, and its tokens per cycle."""
-    with MTPLlama(str(model), depth=depth, n_ctx=512, n_threads=1, profile=False) as llm:
+    with opened(model, depth, 512, 1) as llm:
         text = list(itertools.islice(llm.generate(PROMPT, temp=0.0), tokens))
         did = llm.mtp_stats
     return text, _share(sum(did.accepted), sum(did.drafted)), did.tokens_per_cycle
@@ -60,32 +61,28 @@ def _share(accepted: int, drafted: int) -> str:
 def times(binary: str, model: Path, tokens: int) -> list[float]:
     """Milliseconds of a token: without drafts, with those of `serve`, with own draft-mtp."""
     variants = ((0,), (TIMED_DEPTH,), (TIMED_DEPTH, OWN))
-    common = ("-c", "512")
     with ExitStack() as stack:
-        urls = [
-            stack.enter_context(server(binary, str(model), depth, THREADS, *common, *options))
-            for depth, *options in variants
-        ]
-        rounds = [[1e3 / server_round(url, PROMPT, tokens) for url in urls] for _ in range(ROUNDS)]
-    return [statistics.median(column) for column in zip(*rounds[1:], strict=True)]
+        running = (
+            server(binary, model, depth, THREADS, "-c", "512", *own) for depth, *own in variants
+        )
+        urls = [stack.enter_context(each) for each in running]
+        jobs = {url: partial(server_round, url, PROMPT, tokens) for url in urls}
+        return [1e3 / median(speeds) for speeds in in_rounds(jobs, ROUNDS - 1).values()]
 
 
 def print_times(arguments: argparse.Namespace) -> None:
-    print("| architecture | no drafts | `serve` | own draft-mtp | no drafts / `serve` |")
-    print("| --- | --- | --- | --- | --- |")
+    heading("architecture", "no drafts", "`serve`", "own draft-mtp", "no drafts / `serve`")
     for name in arguments.architectures:
         model = write_dial_gguf(arguments.work, name, HIT, size=TIMED_SIZE)
         plain, fused, own = times(arguments.server, model, arguments.tokens)
         model.unlink()
-        row = (f"`{name}`", *(f"{ms:.2f}" for ms in (plain, fused, own, plain / fused)))
-        print(f"| {' | '.join(row)} |", flush=True)
+        row(f"`{name}`", *(f"{ms:.2f}" for ms in (plain, fused, own, plain / fused)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--tokens": 64})
     parser.add_argument("--work", type=Path, required=True, help="folder for the models")
     parser.add_argument("--server", required=True, help="patched llama-server")
-    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
     parser.add_argument("--times", action="store_true", help="measure times instead of counting")
     arguments = parser.parse_args()
@@ -93,8 +90,10 @@ def main() -> None:
     if arguments.times:
         print_times(arguments)
         return
-    print("| architecture | depth | MTPLlama | tokens per cycle | `serve` | own draft-mtp | text |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    heading(
+        *("architecture", "depth", "MTPLlama", "tokens per cycle", "`serve`", "own draft-mtp"),
+        "text",
+    )
     for name in arguments.architectures:
         model = write_dial_gguf(arguments.work, name, HIT)
         want, _ = served(arguments.server, model, 0, arguments.tokens)
@@ -111,8 +110,7 @@ def main() -> None:
                 text, count, pace = ours(model, depth, arguments.tokens)
                 per_cycle = f"{pace:.2f}"
             same = "same" if all(found == want for found in (text, *texts)) else "differs"
-            row = (f"`{name}`", str(depth), count, per_cycle, *counts, same)
-            print(f"| {' | '.join(row)} |", flush=True)
+            row(f"`{name}`", depth, count, per_cycle, *counts, same)
 
 
 if __name__ == "__main__":

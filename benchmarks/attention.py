@@ -17,17 +17,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import subprocess
 import sys
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 
 import numpy as np
-from products import best_seconds, libraries
+from measuring import heading, numbers, row, words
+from products import best_seconds, both_ways, kernel_options, libraries
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.kernels.ggml_calls import F16, F32, TYPES, Ggml
@@ -84,47 +81,32 @@ def reading(threads: int) -> float:
 
 
 def main() -> None:
-    stock, installed = libraries()
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--caches", default="F16,Q8_0,Q4_0")
-    parser.add_argument("--contexts", default="1024,8192,32768")
-    parser.add_argument("--tokens", default="1,4,16")
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kernels", type=Path, default=installed)
-    parser.add_argument("--measure", choices=["ggml", "kernels"], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    cases = list(
-        itertools.product(
-            map(int, arguments.contexts.split(",")),
-            map(int, arguments.tokens.split(",")),
-            arguments.caches.split(","),
-        )
+    parser = kernel_options(
+        __doc__, {"--heads": 8, "--kv-heads": 2, "--size": 256, "--threads": 2, "--rounds": 3}
     )
-    if arguments.measure:
-        ggml = Ggml(stock, arguments.kernels if arguments.measure == "kernels" else None)
+    parser.add_argument("--caches", type=words, default=["F16", "Q8_0", "Q4_0"])
+    parser.add_argument("--contexts", type=numbers, default=[1024, 8192, 32768])
+    parser.add_argument("--tokens", type=numbers, default=[1, 4, 16])
+    arguments = parser.parse_args()
+    cases = [*itertools.product(arguments.contexts, arguments.tokens, arguments.caches)]
+
+    def measured(ggml: Ggml) -> list[float]:
         times = [measure(ggml, arguments, cache, n, tokens) for n, tokens, cache in cases]
-        print(json.dumps([*times, reading(arguments.threads)]))
-        return
-    found: dict[str, list[list[float]]] = defaultdict(list)
-    for _ in range(arguments.rounds):
-        for way in ("ggml", "kernels"):
-            command = [sys.executable, __file__, *sys.argv[1:], "--measure", way]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            found[way].append(json.loads(done.stdout))
-    ggml_us, ours = ([median(times) for times in zip(*found[w], strict=True)] for w in found)
-    print("| context, tokens, cache | ggml, µs | kernels, µs | kernels / ggml | of the bandwidth |")
-    print("| --- | --- | --- | --- | --- |")
-    base = Ggml(stock).base
+        return [*times, reading(arguments.threads)]
+
+    ggml_us, ours = both_ways(arguments, measured)
+    heading(
+        "context, tokens, cache", "ggml, µs", "kernels, µs", "kernels / ggml", "of the bandwidth"
+    )
+    base = Ggml(libraries()[0]).base
     for (n, tokens, cache), before, after in zip(cases, ggml_us, ours, strict=False):
         nbytes = 2 * n * base.ggml_row_size(TYPES[cache], arguments.size * arguments.kv_heads)
-        share = nbytes / after / ours[-1]
-        print(
-            f"| {n:,}, {tokens}, {cache} | {before:,.0f} | {after:,.0f} | {after / before:.2f} "
-            f"| {share:.0%} |"
+        row(
+            f"{n:,}, {tokens}, {cache}",
+            f"{before:,.0f}",
+            f"{after:,.0f}",
+            f"{after / before:.2f}",
+            f"{nbytes / after / ours[-1]:.0%}",
         )
 
 

@@ -18,7 +18,6 @@ The first round warms up.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import subprocess
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from two_builds import median_with_interval
+from measuring import heading, median_with_interval, options, row
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.machine.huge_pages import read_in_huge_pages
@@ -125,25 +124,23 @@ def copy_in_small_pages(file: Path, folder: Path) -> Path:
 
 def report(kind: Kind, times: dict[str, list[float]]) -> None:
     """Print the table of a kind of batch."""
-    print(f"\n| {kind} | ms | {' | '.join(f'to {name}' for name in times)} |")
-    print("|" + " --- |" * (len(times) + 2))
+    print()
+    heading(kind, "ms", *(f"to {name}" for name in times))
     for name, own in times.items():
         cells = []
         for other in times.values():
             ratio, low, high = median_with_interval(np.array(other) / np.array(own))
             cells.append("1" if other is own else f"{ratio:.3f} ({low:.3f} to {high:.3f})")
-        print(f"| {name} | {1000 * np.median(own):.2f} | {' | '.join(cells)} |", flush=True)
+        row(name, f"{1000 * np.median(own):.2f}", *cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--rounds": 60, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("--ours", type=Path, action="append", default=[], metavar="FOLDER")
     parser.add_argument("--ik", type=Path, metavar="SOURCE")
     parser.add_argument("--copied", action="store_true")
     parser.add_argument("--small-pages", action="store_true")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kernels", action="append", default=[], metavar="WORDS")
     parser.add_argument("--tokens", type=int, action="append", metavar="N")
     arguments = parser.parse_args()
@@ -193,8 +190,8 @@ def main() -> None:
             for place, (file, copied) in places.items():
                 for words in [None, *(arguments.kernels if engine.name != "ik" else ())]:
                     name = engine.name + place + (f", {words}" if words is not None else "")
-                    options = (str(file), copied, str(arguments.threads))
-                    processes[name] = start(stack, program, words, *options)
+                    work = (str(file), copied, str(arguments.threads))
+                    processes[name] = start(stack, program, words, *work)
         times: dict[Kind, dict[str, list[float]]] = {
             kind: {name: [] for name in processes} for kind in kinds
         }

@@ -13,6 +13,7 @@ The 0.8B shape takes 5 GB of disk in `--work`, and with the default bandwidth tw
 --keep keeps the checkpoint. Needs the extras `test` and `cluster`.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -20,19 +21,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import psutil  # noqa: E402
+from measuring import heading, row  # noqa: E402
 from stream import MODEL  # noqa: E402
 
 from convert import checkpoint_of, parser, polling  # noqa: E402
+from mtp_gguf.bench.environment import sha256  # noqa: E402
 from support.hub_commands import environment  # noqa: E402
 from support.upload_hub import TARGET, UploadHub  # noqa: E402
 
@@ -113,37 +114,13 @@ def measure(workers: int, types: str, folder: Path, hub: UploadHub, *, upload: b
 
 def digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of each GGUF in a folder."""
-    found = {}
-    for path in folder.glob("*.gguf"):
-        digest = sha256()
-        with path.open("rb") as file:
-            while data := file.read(1 << 22):
-                digest.update(data)
-        found[path.name] = digest.hexdigest()
-    return found
-
-
-def table(runs: Sequence[Run]) -> str:
-    """Return the runs as a table for benchmarks/README.md."""
-    lines = [
-        "| workers | seconds | of linear | read | memory of a worker | CPU seconds |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    first = runs[0]
-    for run in runs:
-        linear = first.seconds * first.workers / (run.seconds * run.workers)
-        lines.append(
-            f"| {run.workers} | {run.seconds:.1f} | {linear:.2f} | {run.read_mb:.0f} MB "
-            f"| {run.peak_mb:.0f} MB | {run.cpu_seconds:.0f} |"
-        )
-    return "\n".join(lines)
+    return {path.name: sha256(path) for path in folder.glob("*.gguf")}
 
 
 def main() -> None:
-    options = parser(__doc__)
+    options = parser(__doc__, {"--megabits": 3.0})
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     options.add_argument("--types", default="Q8_0")
-    options.add_argument("--megabits", type=float, default=3, help="per second and connection [3]")
     options.add_argument("--upload", action="store_true", help="let the workers upload")
     args = options.parse_args()
     runs, known = [], None
@@ -155,7 +132,9 @@ def main() -> None:
                 runs.append(measure(workers, args.types, folder, hub, upload=args.upload))
                 found = digests(folder / "out")
                 if args.upload:
-                    found = {name: sha256(data).hexdigest() for name, data in hub.stored.items()}
+                    found = {
+                        name: hashlib.sha256(data).hexdigest() for name, data in hub.stored.items()
+                    }
             if known not in (None, found):
                 raise SystemExit(f"{workers} workers: other bytes than with {args.workers[0]}")
             known = found
@@ -164,7 +143,11 @@ def main() -> None:
         f"{args.shape} shape, {args.types}, {args.megabits:g} Mbit/s for each connection, ", end=""
     )
     print(f"{platform.machine()}, {os.cpu_count()} CPUs\n")
-    print(table(runs))
+    heading("workers", "seconds", "of linear", "read", "memory of a worker", "CPU seconds")
+    for run in runs:
+        linear = runs[0].seconds * runs[0].workers / (run.seconds * run.workers)
+        figures = (f"{run.seconds:.1f}", f"{linear:.2f}", f"{run.read_mb:.0f} MB")
+        row(run.workers, *figures, f"{run.peak_mb:.0f} MB", f"{run.cpu_seconds:.0f}")
 
 
 if __name__ == "__main__":

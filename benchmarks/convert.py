@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import dial_model  # noqa: E402
 import numpy as np  # noqa: E402
+from measuring import heading, options, row  # noqa: E402
 
 from mtp_gguf.gguf_tools.files.format import open_gguf  # noqa: E402
 from support import checkpoints  # noqa: E402
@@ -100,13 +101,13 @@ def write_large(folder: Path, spec: Spec) -> None:
             write_checkpoint(folder, spec)
 
 
-def parser(description: str) -> argparse.ArgumentParser:
+def parser(description: str, defaults: Mapping[str, float]) -> argparse.ArgumentParser:
     """Return a parser with the options that name a checkpoint, for `checkpoint_of`."""
-    options = argparse.ArgumentParser(description=description.splitlines()[0])
-    options.add_argument("--shape", choices=SHAPES, default="0.8B")
-    options.add_argument("--work", type=Path, required=True, help="folder for the files")
-    options.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
-    return options
+    made = options(description, defaults)
+    made.add_argument("--shape", choices=SHAPES, default="0.8B")
+    made.add_argument("--work", type=Path, required=True, help="folder for the files")
+    made.add_argument("--keep", action="store_true", help="keep the checkpoint for another run")
+    return made
 
 
 @contextmanager
@@ -266,12 +267,9 @@ def _round(checkpoint: Path, head: int, ours: Path, wide: Path, theirs: Path) ->
 
 
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument(
-        "--runs", type=int, default=1, help="rounds, interleaved with upstream [1]"
-    )
-    options.add_argument("--json", action="store_true", help="print all figures as JSON")
-    args = options.parse_args()
+    made = parser(__doc__, {"--runs": 1})
+    made.add_argument("--json", action="store_true", help="print all figures as JSON")
+    args = made.parse_args()
     ours, wide, theirs = (args.work / f"{n}.gguf" for n in ("ours", "bf16", "theirs"))
     with checkpoint_of(args) as checkpoint:
         head = SHAPES[args.shape].layers
@@ -292,35 +290,30 @@ def main() -> None:
     for path in (ours, wide, theirs):
         path.unlink()
     shutil.rmtree(args.work / "tmp")
-    print(json.dumps(result, indent=1) if args.json else table(result, best))
+    if args.json:
+        print(json.dumps(result, indent=1))
+    else:
+        report(result, best)
 
 
-def table(result: dict[str, Any], best: list[Step]) -> str:
-    """Return the figures as a table for benchmarks/README.md."""
+def report(result: dict[str, Any], best: list[Step]) -> None:
+    """Print the figures as a table for benchmarks/README.md."""
     cores = os.cpu_count() or 1
-    lines = [
-        f"{result['shape']} shape, {result['machine']}",
-        "",
-        "| step | seconds | CPU seconds | cores busy | peak memory | written | temporary |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    print(f"{result['shape']} shape, {result['machine']}\n")
+    heading(
+        *("step", "seconds", "CPU seconds", "cores busy", "peak memory", "written", "temporary")
+    )
     # The output of upstream's first step is only the input of the second.
     between = best[1].written_mb
     for step, extra in zip(best, (0, between, 0), strict=True):
         busy = step.cpu_seconds / (step.seconds * cores)
-        lines.append(
-            f"| {step.name} | {step.seconds:.2f} | {step.cpu_seconds:.2f} | {busy:.0%} "
-            f"| {step.peak_mb:.0f} MB | {step.written_mb:.0f} MB "
-            f"| {step.temporary_mb + extra:.0f} MB |"
-        )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{result['times_faster']} x faster than the two steps together; the disk takes "
-            f"{result['disk_limit_seconds']} s for the same file, flushed.",
-            f"Tensors that differ: {', '.join(result['different_tensors']) or 'none'}",
-        ]
+        sizes = (step.peak_mb, step.written_mb, step.temporary_mb + extra)
+        seconds = (f"{step.seconds:.2f}", f"{step.cpu_seconds:.2f}")
+        row(step.name, *seconds, f"{busy:.0%}", *(f"{size:.0f} MB" for size in sizes))
+    print(
+        f"\n{result['times_faster']} x faster than the two steps together; the disk takes "
+        f"{result['disk_limit_seconds']} s for the same file, flushed.\n"
+        f"Tensors that differ: {', '.join(result['different_tensors']) or 'none'}"
     )
 
 

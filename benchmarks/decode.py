@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dial_model import SHAPES, Hit, write_dial_model
+from measuring import numbers, options, random_prompts
 
 from mtp_gguf.bench.prompts import parse_sets, texts_of
 from mtp_gguf.gguf_tools.errors import RequestError
@@ -103,6 +104,32 @@ def prompts_of(model: str | Path, kinds: Sequence[str]) -> list[list[int]]:
         return [vocabulary.encode(texts_of(kind, write)[0]).tolist() for kind in kinds]
 
 
+def opened(model: str | Path, depth: Any, n_ctx: int, threads: int | None, **more: Any) -> MTPLlama:
+    """Return a model that drafts at this depth, whatever its profile says."""
+    return MTPLlama(
+        str(model),
+        depth=depth,
+        n_ctx=n_ctx,
+        n_threads=threads,
+        n_threads_batch=threads,
+        profile=False,
+        **more,
+    )
+
+
+def generated(llm: MTPLlama, prompt: Sequence[int], n: int) -> tuple[list[int], float]:
+    """Return the first token after a prompt and n more, and the seconds that those took."""
+    llm.reset()
+    stream = llm.generate(prompt, temp=0.0)
+    tokens = [next(stream)]  # the prompt is read
+    llm.session.reset_stats()
+    began = time.perf_counter()
+    tokens += itertools.islice(stream, n)
+    seconds = time.perf_counter() - began
+    stream.close()
+    return tokens, seconds
+
+
 def round_of(llm: MTPLlama, prompts: list[list[int]], n: int) -> dict[str, float]:
     """Return `one_round` of all prompts: tokens per second of all together, means of the others."""
     rounds = [one_round(llm, prompt, n) for prompt in prompts]
@@ -114,18 +141,11 @@ def round_of(llm: MTPLlama, prompts: list[list[int]], n: int) -> dict[str, float
 
 def one_round(llm: MTPLlama, prompt: list[int], n: int) -> dict[str, float]:
     """Return milliseconds per cycle and tokens per second of one generation, without its prompt."""
-    llm.reset()
-    stream = llm.generate(prompt, temp=0.0)
-    next(stream)
-    llm.session.reset_stats()
-    began = time.perf_counter()
-    generated = len(list(itertools.islice(stream, n)))
-    seconds = time.perf_counter() - began
-    stream.close()
+    tokens, seconds = generated(llm, prompt, n)
     did = llm.mtp_stats
     inside = did.draft_ms + did.verify_ms
     return {
-        "tok_s": generated / seconds,
+        "tok_s": (len(tokens) - 1) / seconds,
         "tokens_per_cycle": did.tokens_per_cycle,
         "cycle_ms": seconds * 1e3 / did.cycles,
         "draft_ms": did.draft_ms / did.cycles,
@@ -147,12 +167,24 @@ def prefill_ms(llm: MTPLlama, tokens: list[int]) -> tuple[float, float]:
 
 
 @contextmanager
-def server(binary: str, model: str, depth: int, threads: int, *more: str) -> Iterator[str]:
+def server(
+    binary: str | Path, model: str | Path, depth: int, threads: int, *more: str
+) -> Iterator[str]:
     """Run llama-server, with `more` options, on a free local port; yield its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [binary, "-m", model, "--host", "127.0.0.1", "--port", str(port), "-np", "1"]
+    command = [
+        str(binary),
+        "-m",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "-np",
+        "1",
+    ]
     command += ["-t", str(threads), "-tb", str(threads), "-c", "1024", "--no-webui"]
     if depth:
         command += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
@@ -174,8 +206,10 @@ def server(binary: str, model: str, depth: int, threads: int, *more: str) -> Ite
         process.wait(30)
 
 
-def request(url: str, prompt: Sequence[int], n: int, **more: object) -> urllib.request.Request:
-    """Ask llama-server for a greedy completion of `n` tokens.
+def request(
+    url: str, prompt: Sequence[int] | str, n: int, **more: object
+) -> urllib.request.Request:
+    """Ask llama-server for a greedy completion of `n` tokens, unless `more` says otherwise.
 
     The repetition penalty that a file may set is turned off, since our session has none.
     """
@@ -185,7 +219,7 @@ def request(url: str, prompt: Sequence[int], n: int, **more: object) -> urllib.r
     return urllib.request.Request(f"{url}/completion", json.dumps(body).encode(), kind)
 
 
-def complete(url: str, prompt: Sequence[int], n: int, **more: object) -> dict[str, Any]:
+def complete(url: str, prompt: Sequence[int] | str, n: int, **more: object) -> dict[str, Any]:
     """What llama-server answers to `request`."""
     with urllib.request.urlopen(request(url, prompt, n, **more), timeout=3600) as answer:
         found: dict[str, Any] = json.load(answer)
@@ -211,22 +245,16 @@ def together(url: str, prompts: Sequence[Sequence[int]], n: int) -> float:
     return len(prompts) * n / (time.perf_counter() - began)
 
 
-def median(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(
+        __doc__,
+        {"--threads": 2, "--gpu-layers": 0, "--tokens": 128, "--rounds": 5, "--fastmtp-size": 0},
+    )
     parser.add_argument("model", nargs="?")
     parser.add_argument("--dial", choices=SHAPES, help="build a synthetic model of this shape")
     parser.add_argument("--hit", type=float, default=0.8, help="for --dial: acceptance rate")
     parser.add_argument("--work", type=Path, help="for --dial: folder for the file")
-    parser.add_argument("--depths", default="0,1,2,3")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--gpu-layers", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--fastmtp-size", type=int, default=0)
+    parser.add_argument("--depths", type=numbers, default=[0, 1, 2, 3])
     parser.add_argument("--server", help="llama-server to compare with")
     parser.add_argument(
         "--prompts", type=kinds_of, help="kinds of the prompts of bench, for a real model"
@@ -241,15 +269,17 @@ def main() -> None:
         arguments.model = str(dial_file(arguments.dial, arguments.hit, arguments.work))
     elif not arguments.model:
         parser.error("expected MODEL or --dial SHAPE --work FOLDER")
-    depths = [int(d) for d in arguments.depths.split(",")]
-    ours: dict[int, list[dict[str, float]]] = {depth: [] for depth in depths}
-    theirs: dict[int, list[float]] = {depth: [] for depth in depths}
+    depths = arguments.depths
+    ours: dict[int, list[dict[str, float]]] = {}
+    theirs: dict[int, list[float]] = {}
     prefill = (0.0, 0.0)
-    groups = [[depth] for depth in depths] if arguments.one_at_a_time else [depths]
-    for group in groups:
+    for group in [[depth] for depth in depths] if arguments.one_at_a_time else [depths]:
         prefill = interleave(arguments, group, ours, theirs) or prefill
-    results = {depth: median(rounds) for depth, rounds in ours.items()}
-    server_speed = {depth: statistics.median(r) for depth, r in theirs.items() if r}
+    results = {
+        depth: {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+        for depth, rounds in ours.items()
+    }
+    server_speed = {depth: statistics.median(rounds) for depth, rounds in theirs.items()}
     report(arguments, results, server_speed, prefill)
 
 
@@ -265,27 +295,19 @@ def interleave(
     prompt of 512 tokens at that depth.
     """
     n, threads = arguments.tokens, arguments.threads
+    more = {"n_gpu_layers": arguments.gpu_layers, "fastmtp_size": arguments.fastmtp_size}
     with ExitStack() as stack:
         models: dict[int, MTPLlama] = {}
         urls: dict[int, str] = {}
         for depth in depths:
-            llm = MTPLlama(
-                arguments.model,
-                depth=depth,
-                n_ctx=1024,
-                n_threads=threads,
-                n_threads_batch=threads,
-                n_gpu_layers=arguments.gpu_layers,
-                fastmtp_size=arguments.fastmtp_size,
-                profile=False,
-            )
-            models[depth] = stack.enter_context(llm)
+            llm = stack.enter_context(opened(arguments.model, depth, 1024, threads, **more))
+            models[depth] = llm
             if arguments.server:
                 urls[depth] = stack.enter_context(
                     server(arguments.server, arguments.model, depth, threads)
                 )
         usable = min(20_000, llm.n_vocab() * 2 // 3)  # no padding, no control tokens
-        prompts = [np.random.default_rng(1).integers(0, usable, PROMPT_TOKENS).tolist()]
+        prompts = random_prompts(1, PROMPT_TOKENS, usable)
         if arguments.prompts:
             prompts = prompts_of(arguments.model, arguments.prompts)
         for i in range(arguments.rounds + 1):
@@ -293,12 +315,14 @@ def interleave(
                 mine = round_of(llm, prompts, n)
                 other = server_rounds(urls[depth], prompts, n) if urls else 0.0
                 if i:
-                    ours[depth].append(mine)
-                    theirs[depth] += [other] if urls else []
-        if max(ours) not in models:
+                    ours.setdefault(depth, []).append(mine)
+                if i and urls:
+                    theirs.setdefault(depth, []).append(other)
+        deepest = max(arguments.depths)
+        if deepest not in models:
             return None
         long_prompt = np.random.default_rng(2).integers(0, usable, 512).tolist()
-        return prefill_ms(models[max(ours)], long_prompt)
+        return prefill_ms(models[deepest], long_prompt)
 
 
 def report(

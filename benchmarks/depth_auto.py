@@ -28,8 +28,10 @@ from typing import Any
 
 from decode import PROMPT_TOKENS, dial_file
 from dial_model import BLOCK, SHAPES, cycle_of
+from measuring import heading, options, row, words
 
 from mtp_gguf.bench.model import BenchModel, Setting
+from mtp_gguf.bench.stats import rotated
 from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
 from mtp_gguf.native.session import Depth, Session
 
@@ -49,15 +51,15 @@ class Writer:
     """Generates texts one after the other in one session, and records the time."""
 
     def __init__(self, session: Session, depth: Depth) -> None:
-        self._session, self._depth = session, depth
+        self.session, self._depth = session, depth
         self._token = 0
         self.trace: Trace = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start another text; the session keeps what it learned about costs and acceptance."""
-        self._session.remove(0)
-        self._session.decode(prompt)
-        self._token = self._session.argmax()
+        self.session.remove(0)
+        self.session.decode(prompt)
+        self._token = self.session.argmax()
         self.trace = [(0, 0.0)]
 
     def write(self, n: int) -> None:
@@ -65,35 +67,38 @@ class Writer:
         written, seconds = self.trace[-1]
         began = perf_counter() - seconds
         while written < n:
-            new = self._session.step(self._token, self._depth)
+            new = self.session.step(self._token, self._depth)
             self._token, written = new[-1], written + len(new)
             self.trace.append((written, perf_counter() - began))
+
+
+def writer_of(stack: ExitStack, model: BenchModel, depth: Depth, size: int = 0) -> Writer:
+    """A writer in a new session. size: of the draft vocabulary, as in `Setting`."""
+    setting = Setting(AUTO_MAX_DEPTH if depth == "auto" else depth, fastmtp_size=size)
+    return Writer(stack.enter_context(model.session(setting)), depth)
+
+
+def write_all(writers: Sequence[Writer], prompt: Sequence[int], n: int, first: int = 0) -> None:
+    """Generate n tokens with all writers, interleaved in slices. first: the one that begins."""
+    for writer in writers:
+        writer.begin(prompt)
+    for i, end in enumerate(range(SLICE, n + SLICE, SLICE)):
+        for writer in rotated(writers, first + i):
+            writer.write(min(end, n))
 
 
 def interleaved(
     model: BenchModel, depths: Sequence[Depth], prompts: Sequence[Sequence[int]], n: int
 ) -> list[dict[Depth, Trace]]:
-    """Return for each prompt the traces of all depths over n tokens, interleaved in slices.
+    """Return for each prompt the traces of all depths over n tokens.
 
     The sessions are new, and are kept from prompt to prompt.
     """
     out = []
     with ExitStack() as stack:
-        writers = {
-            depth: Writer(
-                stack.enter_context(
-                    model.session(Setting(AUTO_MAX_DEPTH if depth == "auto" else depth))
-                ),
-                depth,
-            )
-            for depth in depths
-        }
+        writers = {depth: writer_of(stack, model, depth) for depth in depths}
         for prompt in prompts:
-            for writer in writers.values():
-                writer.begin(prompt)
-            for i, end in enumerate(range(SLICE, n + SLICE, SLICE)):
-                for j in range(len(depths)):
-                    writers[depths[(i + j) % len(depths)]].write(min(end, n))
+            write_all([*writers.values()], prompt, n)
             out.append({depth: writer.trace for depth, writer in writers.items()})
     return out
 
@@ -118,7 +123,7 @@ def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
     A text is named by acceptance rate or block, and by whether it was its sessions' first.
     """
-    depths: list[Depth] = [*map(int, arguments.depths.split(",")), "auto"]
+    depths: list[Depth] = [*map(int, arguments.depths), "auto"]
     switch = part == SWITCH
     path = dial_file(arguments.shape, SWITCH_HITS if switch else float(part), arguments.work)
     n = 3 * BLOCK if switch else arguments.tokens
@@ -154,42 +159,37 @@ def measure(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def row(name: str, speeds: dict[str, list[float]], columns: Sequence[str]) -> str:
+def cells(speeds: dict[str, list[float]], columns: Sequence[str]) -> list[str]:
     """Return a line of the table; ratios are taken within each round, then their median."""
     medians = {depth: median(values) for depth, values in speeds.items()}
     best = max((depth for depth in medians if depth != "auto"), key=lambda depth: medians[depth])
-
-    def times(other: str) -> float:
-        return median(a / b for a, b in zip(speeds["auto"], speeds[other], strict=True))
-
-    cells = [f"{medians[depth]:.1f}" if depth in medians else "" for depth in columns]
-    cells += [f"{times(best):.3f}", f"{times('0'):.3f}"]
-    return f"| {name} | " + " | ".join(cells) + " |"
+    ratios = (
+        median(a / b for a, b in zip(speeds["auto"], speeds[other], strict=True))
+        for other in (best, "0")
+    )
+    found = [f"{medians[depth]:.1f}" if depth in medians else "" for depth in columns]
+    return [*found, *(f"{ratio:.3f}" for ratio in ratios)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--threads": 2, "--tokens": 256, "--rounds": 3})
     parser.add_argument("--work", type=Path, required=True, help="folder for models and results")
     parser.add_argument("--shape", choices=SHAPES, default="0.8b")
-    parser.add_argument("--parts", default=f"0,0.3,0.6,0.8,0.95,{SWITCH}")
-    parser.add_argument("--depths", default="0,1,2,3,4")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", type=words, default=["0", "0.3", "0.6", "0.8", "0.95", SWITCH])
+    parser.add_argument("--depths", type=words, default=["0", "1", "2", "3", "4"])
     arguments = parser.parse_args()
-    if "0" not in arguments.depths.split(","):
-        parser.error(f"--depths: expected 0 among them, found {arguments.depths!r}")
+    if "0" not in arguments.depths:
+        parser.error(f"--depths: expected 0 among them, found {','.join(arguments.depths)!r}")
     kept = arguments.work / f"depth_auto-{arguments.shape}.json"
     results = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    for part in arguments.parts.split(","):
+    for part in arguments.parts:
         results[part] = measure(part, arguments)
         kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    columns = [*arguments.depths.split(","), "auto"]
-    print("| right | " + " | ".join(columns) + " | auto / best fixed | auto / no drafting |")
-    print("| --- " * (len(columns) + 3) + "|")
+    columns = [*arguments.depths, "auto"]
+    heading("right", *columns, "auto / best fixed", "auto / no drafting")
     for part in results.values():
         for name, speeds in part.items():
-            print(row(name, speeds, columns))
+            row(name, *cells(speeds, columns))
 
 
 if __name__ == "__main__":

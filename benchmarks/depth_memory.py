@@ -3,69 +3,50 @@
     python benchmarks/depth_memory.py MODEL.gguf [--tokens 100] [--rounds 10]
 
 Each text is generated in a process of its own: without drafts, with depth auto that remembers
-nothing, and with depth auto that has a file, in random order within a round. The first round warms
-up and writes the file. Prints the median speed, and the median over the rounds of the speed divided
-by that without drafts, with its 95 % interval (bootstrap).
+nothing, and with depth auto that has a file, each round beginning with another. The first round
+warms up and writes the file. Prints the median speed, and the median over the rounds of the speed
+divided by that without drafts, with its 95 % interval (bootstrap).
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import random
-import subprocess
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
-from two_builds import median_with_interval
+from measuring import heading, in_new_process, in_rounds, median_with_interval, options, row
 
 from mtp_gguf.gguf_tools.depth_file import VARIABLE
 
 PLAIN, FORGETS, REMEMBERS = "no drafting", "auto", "auto, remembered"
 
 
-def speed(model: Path, tokens: int, *, drafts: bool) -> float:
+def speed(model: Path, tokens: int, drafts: bool) -> float:
     """Tokens per second after the first one, in this process."""
-    from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: PLC0415 - loads the libraries
+    from decode import generated, opened  # noqa: PLC0415 - loads the libraries
 
-    depth = None if drafts else 0
-    with MTPLlama(str(model), depth=depth, n_ctx=tokens + 64, lookup=False, profile=False) as llm:
-        answer = llm.generate([5, 6, 7, 8], temp=0.0)
-        next(answer)
-        began = perf_counter()
-        for _ in range(tokens):
-            next(answer)
-        return tokens / (perf_counter() - began)
+    with opened(model, None if drafts else 0, tokens + 64, None, lookup=False) as llm:
+        _, seconds = generated(llm, [5, 6, 7, 8], tokens)
+    return tokens / seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options(__doc__, {"--tokens": 100, "--rounds": 10})
     parser.add_argument("model", type=Path)
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--once", choices=["0", "1"], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.once:
-        print(speed(options.model, options.tokens, drafts=options.once == "1"))
-        return
-    speeds: dict[str, list[float]] = {PLAIN: [], FORGETS: [], REMEMBERS: []}
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for round_number in range(options.rounds + 1):
-            for name in random.sample(list(speeds), len(speeds)):
-                file = str(Path(folder) / "depth") if name == REMEMBERS else "0"
-                command = [sys.executable, __file__, str(options.model), "--once"]
-                command += [str(int(name != PLAIN)), "--tokens", str(options.tokens)]
-                variables = {**os.environ, VARIABLE: file}
-                done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=True)
-                if round_number:
-                    speeds[name].append(float(done.stdout))
-    print("| | tok/s | to no drafting |\n| --- | --- | --- |")
+        files = {PLAIN: "0", FORGETS: "0", REMEMBERS: str(Path(folder) / "depth")}
+        work = (speed, arguments.model, arguments.tokens)
+        jobs = {
+            name: partial(in_new_process, *work, name != PLAIN, **{VARIABLE: file})
+            for name, file in files.items()
+        }
+        speeds = in_rounds(jobs, arguments.rounds)
+    heading("", "tok/s", "to no drafting")
     for name, values in speeds.items():
         ratio, low, high = median_with_interval(np.array(values) / np.array(speeds[PLAIN]))
-        print(f"| {name} | {np.median(values):.1f} | {ratio:.3f} ({low:.3f} to {high:.3f}) |")
+        row(name, f"{np.median(values):.1f}", f"{ratio:.3f} ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":

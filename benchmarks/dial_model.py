@@ -32,7 +32,10 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.files.format import ArrayRef, Value, ValueType
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
 from mtp_gguf.gguf_tools.heads.nextn import ARCHITECTURES
+from mtp_gguf.gguf_tools.model import open_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -240,6 +243,34 @@ def write_dial_gguf(
         elif _INTO_RESIDUAL.search(name):
             data[:] = data * layer_scale
     return path
+
+
+def stretched(source: Path, target: Path, layers: int) -> None:
+    """Write a copy with the trunk's layers repeated up to `layers`, and the head after them.
+
+    The text stays the same, since layers add very little; the time of a layer does not depend on
+    its weights.
+    """
+    with open_model(source) as model:
+        old, keys = model.head.trunk_layers, dict(model.metadata())
+        keys[f"{model.architecture}.block_count"] = Value(ValueType.U32, layers + 1)
+        for name, value in model.first.keys.items():
+            if isinstance(value, ArrayRef) and value.count == old + 1:  # of each layer
+                each = list(model.first.array(name) or ())
+                repeated = (*(each[i % old] for i in range(layers)), each[old])
+                keys[name] = Value(value.type, repeated)
+        copies = []
+        for name in model.tensors:
+            part = TensorCopy.of(model, name)
+            block, _, rest = name.removeprefix("blk.").partition(".")
+            if not name.startswith("blk."):
+                targets = [name]
+            elif int(block) == old:
+                targets = [f"blk.{layers}.{rest}"]
+            else:
+                targets = [f"blk.{i}.{rest}" for i in range(int(block), layers, old)]
+            copies += [replace(part, spec=replace(part.spec, name=to)) for to in targets]
+        write(target, OutputSpec(keys, tuple(copies)))
 
 
 def main() -> None:

@@ -5,12 +5,12 @@
 Any model that llama.cpp runs takes the part of the head: its most likely next token is the draft,
 and the text is what is verified. So drafts over the whole vocabulary, over lists by id as they are
 made for files without one, and over lists whose end follows the text are compared on the same
-logits. Counted after the first tokens of each piece of text.
+logits. Counted after the first tokens (--skip) of each of some --pieces of --tokens of a text;
+--ring ids follow the text.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from measuring import options
 from numpy.typing import NDArray
 
 from mtp_gguf.convert.heads.draft_vocabulary import rank_by_id
@@ -159,24 +160,20 @@ def accepted(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--skip": 256, "--tokens": 1024, "--pieces": 2, "--ring": 2048})
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", nargs="+", metavar="NAME=FILE")
-    parser.add_argument("--skip", type=int, default=256, help="tokens that are not counted [256]")
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a piece [1024]")
-    parser.add_argument("--pieces", type=int, default=2, help="pieces of each text [2]")
-    parser.add_argument("--ring", type=int, default=2048, help="ids for the text [2048]")
-    options = parser.parse_args()
-    with open_model(options.model) as file:
+    arguments = parser.parse_args()
+    with open_model(arguments.model) as file:
         required, n_vocab = required_ids(file), file.vocabulary_size or 0
     made = {size: rank_by_id(required, n_vocab, size).ids for size in SIZES}
     names = [f"{size}{way}" for size in SIZES for way in WAYS]
     print("text      drafts   whole  " + " ".join(f"{name:>15}" for name in names))
     with closing(
         MTPLlama(
-            str(options.model),
+            str(arguments.model),
             depth=0,
-            n_ctx=options.tokens,
+            n_ctx=arguments.tokens,
             n_batch=BATCH,
             logits_all=True,
             verbose=False,
@@ -184,21 +181,21 @@ def main() -> None:
     ) as model:
         words = [model.detokenize([i]).decode(errors="ignore") for i in range(model.n_vocab())]
         likeness = Likeness([*words, *[""] * (n_vocab - len(words))])
-        for text in options.texts:
+        for text in arguments.texts:
             name, _, path = text.partition("=")
             data = Path(path).read_bytes()
             ids = model.tokenize(data, add_bos=False)
             counts, total = np.zeros(1 + len(names), np.int64), 0
-            step = max((len(ids) - options.tokens) // max(options.pieces - 1, 1), 1)
-            for piece in range(options.pieces):
-                tokens = ids[piece * step :][: options.tokens]
+            step = max((len(ids) - arguments.tokens) // max(arguments.pieces - 1, 1), 1)
+            for piece in range(arguments.pieces):
+                tokens = ids[piece * step :][: arguments.tokens]
                 lists = [
                     List(made[size], text, like, likeness)
                     for size in SIZES
-                    for text, like in ((0, 0), (options.ring, 0), (options.ring, size * 3 // 8))
+                    for text, like in ((0, 0), (arguments.ring, 0), (arguments.ring, size * 3 // 8))
                 ]
-                counts += accepted(model, tokens, options.skip, lists)
-                total += len(tokens) - 1 - options.skip
+                counts += accepted(model, tokens, arguments.skip, lists)
+                total += len(tokens) - 1 - arguments.skip
             shares = counts / total
             lost = " ".join(f"{100 * (share - shares[0]):+15.1f}" for share in shares[1:])
             print(f"{name:8} {total:7} {shares[0]:7.1%}  {lost}")

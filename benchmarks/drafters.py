@@ -21,18 +21,26 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import numpy as np  # noqa: E402
 from decode import complete, server  # noqa: E402
 from gguf import GGMLQuantizationType  # noqa: E402
+from measuring import (  # noqa: E402
+    heading,
+    in_rounds,
+    numbers,
+    options,
+    patched_server,
+    random_prompts,
+    row,
+)
 
 from mtp_gguf.gguf_tools.model import open_model  # noqa: E402
-from mtp_gguf.server.build import find_build  # noqa: E402
 from support.drafters import Shape, write_drafter  # noqa: E402
 
 VOCABULARY = 32_000
@@ -63,24 +71,18 @@ def answer(url: str, prompt: Sequence[int], tokens: int) -> Answer:
 
 def measure(arguments: argparse.Namespace, binary: Path, drafts: int) -> dict[str, Answer]:
     """The median answer of each kind of drafter that drafts so many tokens."""
-    model = str(arguments.model)
-    prompt = np.random.default_rng(1).integers(0, 20_000, PROMPT).tolist()
+    [prompt] = random_prompts(1, PROMPT)
+    sides = {PLAIN: (0, ()), HEAD: (drafts, ())}
+    for kind, name in KINDS.items():
+        more = ("--spec-type", f"draft-{kind}", "-md", str(arguments.work / f"{kind}.gguf"))
+        sides[name] = (0, (*more, "--spec-draft-n-max", str(drafts)))
+    jobs = {}
     with ExitStack() as stack:
-        urls = {}
-        for name in (PLAIN, HEAD):
-            depth = drafts if name == HEAD else 0
-            urls[name] = stack.enter_context(server(str(binary), model, depth, arguments.threads))
-        for kind, name in KINDS.items():
-            more = ("--spec-type", f"draft-{kind}", "-md", str(arguments.work / f"{kind}.gguf"))
-            more += ("--spec-draft-n-max", str(drafts))
-            urls[name] = stack.enter_context(
-                server(str(binary), model, 0, arguments.threads, *more)
-            )
-        rounds = [
-            {name: answer(url, prompt, arguments.tokens) for name, url in urls.items()}
-            for _ in range(arguments.rounds + 1)
-        ]
-    return {name: middle([row[name] for row in rounds[1:]]) for name in urls}
+        for name, (depth, more) in sides.items():
+            running = server(binary, arguments.model, depth, arguments.threads, *more)
+            jobs[name] = partial(answer, stack.enter_context(running), prompt, arguments.tokens)
+        rounds = in_rounds(jobs, arguments.rounds)
+    return {name: middle(answers) for name, answers in rounds.items()}
 
 
 def middle(answers: Sequence[Answer]) -> Answer:
@@ -89,17 +91,12 @@ def middle(answers: Sequence[Answer]) -> Answer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--tokens": 48, "--rounds": 3, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="for the drafters")
-    parser.add_argument("--drafts", type=lambda t: [*map(int, t.split(","))], default=[1, 2, 4])
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--drafts", type=numbers, default=[1, 2, 4])
     arguments = parser.parse_args()
-    built = find_build()
-    if built is None:
-        parser.error("no llama-server with our patches: `mtp-gguf build-server` builds one")
+    binary = patched_server(parser)
     with open_model(arguments.model) as model:
         prefix = f"{model.architecture}."
         feed, heads, key = (
@@ -112,17 +109,19 @@ def main() -> None:
     for kind in KINDS:
         path = arguments.work / f"{kind}.gguf"
         write_drafter(path, kind, arguments.model, shape, GGMLQuantizationType.Q8_0, d2t=small)
-    print("| drafter | drafts | cycle, ms | its tokens | for plain speed | for the head's |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    heading("drafter", "drafts", "cycle, ms", "its tokens", "for plain speed", "for the head's")
     for drafts in arguments.drafts:
-        found = measure(arguments, built.server, drafts)
+        found = measure(arguments, binary, drafts)
         plain, head = found[PLAIN], found[HEAD]
-        for name, row in found.items():
-            of_head = row.cycle * head.tokens / head.cycle
-            print(
-                f"| {name} | {row.drafts:.2f} | {row.cycle:.1f} | {row.tokens:.2f} | "
-                f"{row.cycle / plain.cycle:.2f} | {of_head:.2f} |",
-                flush=True,
+        for name, own in found.items():
+            of_head = own.cycle * head.tokens / head.cycle
+            row(
+                name,
+                f"{own.drafts:.2f}",
+                f"{own.cycle:.1f}",
+                f"{own.tokens:.2f}",
+                f"{own.cycle / plain.cycle:.2f}",
+                f"{of_head:.2f}",
             )
 
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from measuring import heading, numbers, options, row
 
 from mtp_gguf.gguf_tools.model import open_model
 
@@ -74,14 +75,6 @@ def side(text: str) -> Side:
     raise argparse.ArgumentTypeError(f"expected NAME=FOLDER with a llama-bench, found {text!r}")
 
 
-def numbers(text: str) -> list[int]:
-    """Parse a comma-separated list of positive numbers."""
-    found = [int(number) for number in text.split(",") if number]
-    if any(number < 1 for number in found):
-        raise argparse.ArgumentTypeError(f"expected numbers from 1, found {text!r}")
-    return found
-
-
 def bytes_per_token(path: Path) -> int:
     """Return the size of the weights that a single token reads, its row of embeddings left out."""
     with open_model(path) as model:
@@ -110,19 +103,13 @@ class Reader:
         return self.nbytes / statistics.median(times)
 
 
-def line(*cells: str) -> None:
-    """Print a line of a table without buffering."""
-    print(f"| {' | '.join(cells)} |", flush=True)
-
-
 def compare(arguments: argparse.Namespace, threads: int) -> dict[str, dict[str, float]]:
     """Print the tables for a number of threads; return tokens per second by row and side."""
     sides: list[Side] = arguments.sides
     first = sides[0].name
     ratios = [f"{first} / {other.name}" for other in sides[1:]]
     print(f"\n{threads} threads, tokens per second:\n")
-    line("", *(each.name for each in sides), *ratios)
-    line(*["---"] * (len(sides) + len(ratios) + 1))
+    heading("", *(each.name for each in sides), *ratios)
     results: dict[str, dict[str, float]] = {}
     reader = Reader(arguments.model, threads)
     reads: list[float] = []
@@ -138,10 +125,10 @@ def compare(arguments: argparse.Namespace, threads: int) -> dict[str, dict[str, 
                 generated = seen
             for each in sides:
                 seen[each.name].append(each.speed(arguments.model, threads, **work))
-        row = {name: statistics.median(values) for name, values in seen.items()}
-        results[title] = row
-        of_first = [f"{row[first] / row[other.name]:.2f}" for other in sides[1:]]
-        line(title, *(f"{speed:.1f}" for speed in row.values()), *of_first)
+        found = {name: statistics.median(values) for name, values in seen.items()}
+        results[title] = found
+        of_first = [f"{found[first] / found[other.name]:.2f}" for other in sides[1:]]
+        row(title, *(f"{speed:.1f}" for speed in found.values()), *of_first)
     size = bytes_per_token(arguments.model)
     read = statistics.median(reads)
     span = f"{min(reads) / 1e9:.1f} to {max(reads) / 1e9:.1f}"
@@ -161,22 +148,19 @@ def report_batches(results: dict[str, dict[str, float]], batches: list[int]) -> 
         return
     one = results["batch of 1"]
     print()
-    line("batch, times one token", *one)
-    line(*["---"] * (len(one) + 1))
+    heading("batch, times one token", *one)
     for n in batches[1:]:
-        row = results[f"batch of {n}"]
-        line(str(n), *(f"{n * one[name] / speed:.2f}" for name, speed in row.items()))
+        speeds = results[f"batch of {n}"].items()
+        row(n, *(f"{n * one[name] / speed:.2f}" for name, speed in speeds))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--generate": 48, "--rounds": 3})
     parser.add_argument("model", type=Path)
     parser.add_argument("sides", type=side, nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--threads", type=numbers, default=[2, 4])
     parser.add_argument("--prompts", type=numbers, default=[512, 4096])
     parser.add_argument("--batches", type=numbers, default=[1, 2, 4, 8, 12, 16, 32, 64])
-    parser.add_argument("--generate", type=int, default=48, help="tokens, one at a time")
-    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     if not arguments.model.is_file():
         parser.error(f"model: expected a GGUF file, found none at {arguments.model}")
@@ -184,6 +168,8 @@ def main() -> None:
         parser.error("NAME=FOLDER: expected a different name for each folder")
     if arguments.generate < 1 or arguments.rounds < 1:
         parser.error("--generate and --rounds: expected 1 or more")
+    if min(*arguments.threads, *arguments.prompts, *arguments.batches) < 1:
+        parser.error("--threads, --prompts and --batches: expected numbers from 1")
     record: dict[str, object] = {"model": arguments.model.name, "machine": platform.machine()}
     for threads in arguments.threads:
         results = compare(arguments, threads)

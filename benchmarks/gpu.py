@@ -46,6 +46,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from measuring import options
+
 ROOT = Path(__file__).parents[1]
 STEP = ROOT / "benchmarks" / "gpu_table.py"
 TESTED = ("native", "server")
@@ -172,17 +174,14 @@ def planned(arguments: argparse.Namespace) -> list[Step]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--seconds": 420.0, "--tokens": 128, "--rounds": 3})
     parser.add_argument("folder", type=Path)
     parser.add_argument("--backend", required=True, choices=["cuda", "vulkan", "cpu"])
     parser.add_argument("--models", type=Path, help="where they are made [FOLDER/models]")
-    parser.add_argument("--seconds", type=float, default=420, help="for all steps together")
     parser.add_argument("--steps", default=STEPS)
     parser.add_argument("--shapes", default=SHAPES)
     parser.add_argument("--types", default=TYPES)
     parser.add_argument("--depths", default="1,2,3,4,auto")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stock", help="llama-server without patches, to compare with")
     parser.add_argument("--counter", help="a compiled tests/support/device_calls.c")
     arguments = parser.parse_args()

@@ -31,11 +31,9 @@ from decode import (
     server_round,
     together,
 )
-from dial_model import SHAPES
+from dial_model import SHAPES, stretched
+from measuring import options, random_prompts
 
-from mtp_gguf.gguf_tools.files.format import Value, ValueType
-from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
-from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.libraries import devices
 from mtp_gguf.native.libraries.loaded import device_name
@@ -59,35 +57,6 @@ MOST_ROWS = 16
 REPEATS = 5
 # Models whose checkpoint would not fit into memory: their first PERIOD layers are repeated.
 STRETCHED = {"27b": 64, "35b-a3b": 40}
-
-
-def stretched(source: Path, target: Path, layers: int) -> None:
-    """A copy with the trunk's layers repeated up to `layers`, and the head after them.
-
-    The text stays the same, since layers add very little; the time of a layer does not depend on
-    its weights.
-    """
-    with open_model(source) as model:
-        arch, old = model.architecture, model.head.trunk_layers
-        metadata = dict(model.metadata())
-        recurrent = model.first.array(f"{arch}.attention.recurrent_layers")
-        metadata[f"{arch}.block_count"] = Value(ValueType.U32, layers + 1)
-        if recurrent is not None:
-            repeated = [bool(recurrent[i % old]) for i in range(layers)] + [False]
-            key = f"{arch}.attention.recurrent_layers"
-            metadata[key] = Value(ValueType.BOOL, repeated)
-        copies = []
-        for name in model.tensors:
-            part = TensorCopy.of(model, name)
-            block, _, rest = name.removeprefix("blk.").partition(".")
-            if not name.startswith("blk."):
-                targets = [name]
-            elif int(block) == old:
-                targets = [f"blk.{layers}.{rest}"]
-            else:
-                targets = [f"blk.{i}.{rest}" for i in range(int(block), layers, old)]
-            copies += [replace(part, spec=replace(part.spec, name=to)) for to in targets]
-        write(target, OutputSpec(metadata, tuple(copies)))
 
 
 def few_layers(shape: str) -> str:
@@ -265,9 +234,8 @@ def measure(path: Path, depth: int | str, arguments: argparse.Namespace, cpu_moe
         profile=False,
     ) as llm:
         usable = min(20_000, llm.n_vocab() * 2 // 3)  # no padding, no control tokens
-        rng = np.random.default_rng(1)
-        prompt = rng.integers(0, usable, PROMPT_TOKENS).tolist()
-        long_prompt = rng.integers(0, usable, LONG_PROMPT).tolist()
+        [drawn] = random_prompts(1, PROMPT_TOKENS + LONG_PROMPT, usable)
+        prompt, long_prompt = drawn[:PROMPT_TOKENS], drawn[PROMPT_TOKENS:]
         one_round(llm, prompt, arguments.tokens)  # compiles and warms up
         rounds = [one_round(llm, prompt, arguments.tokens) for _ in range(arguments.rounds)]
         prefill_ms(llm, long_prompt)
@@ -300,7 +268,7 @@ def measure_server(
     options += ["-np", str(CLIENTS), "-c", str(CLIENTS * 1024)]
     if depth == "auto":
         options += ["--spec-type", "draft-mtp", "--spec-draft-n-max", "auto:4"]
-    prompts = np.random.default_rng(1).integers(0, 700, (CLIENTS, PROMPT_TOKENS)).tolist()
+    prompts = random_prompts(CLIENTS, PROMPT_TOKENS, 700)
     number = depth if isinstance(depth, int) else 0
     with server(binary, str(path), number, 4, *options) as url:
         rounds = range(arguments.rounds + 1)
@@ -337,15 +305,13 @@ def depth_rows(path: Path, arguments: argparse.Namespace, cpu_moe: int) -> Itera
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--tokens": 128, "--rounds": 3})
     parser.add_argument("step", choices=["text", "batches", "depths", "calls", "greedy"])
     parser.add_argument("shape")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--quant", default="Q4_K_M")
     parser.add_argument("--depths", default="1,2,3,4,auto")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stock", help="llama-server without patches")
     parser.add_argument("--counter", type=Path, help="device_calls.so, if it is not to be compiled")
     arguments = parser.parse_args()

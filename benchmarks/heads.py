@@ -9,7 +9,6 @@ beginning with another file. The fastest answer to a prompt counts, because othe
 to the time, and the fastest depth of each file.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent / "demo_model"))
 
 import corpus  # noqa: E402 - a program's part, no package
 import numpy as np  # noqa: E402
+from measuring import heading, options, row  # noqa: E402
 
 import mtp_gguf  # noqa: E402
 from mtp_gguf.bench.generation import generate  # noqa: E402
-from mtp_gguf.bench.interleaved import rotated  # noqa: E402
 from mtp_gguf.bench.model import BenchModel, Setting  # noqa: E402
+from mtp_gguf.bench.stats import rotated  # noqa: E402
 
 DEMO = ROOT / "gguf_tools" / "demo_model"
 USUAL = ("F16", "Q8_0")
@@ -73,14 +73,11 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, {"--threads": 2, "--rounds": 7, "--prompts": 24})
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
     parser.add_argument("--model", type=Path, default=DEMO, help="a checkpoint with its head")
     parser.add_argument("--text", type=Path, nargs="+", default=[], help="what it has not read")
     parser.add_argument("--quant", default="Q4_K_M")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--prompts", type=int, default=24)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     chosen_on, measured_on = halves(args.text)
@@ -108,11 +105,9 @@ def main() -> None:
         prompts = prompts_in(models["auto"], measured_on, args.prompts)
         found = {depth: measure(models, prompts, depth, args.rounds) for depth in DEPTHS}
     print(f"auto: {' '.join(kinds)}\n")
-    print("| head |", *(f"depth {depth} |" for depth in DEPTHS))
-    print("|" + " --- |" * (1 + len(DEPTHS)))
+    heading("head", *(f"depth {depth}" for depth in DEPTHS))
     for kind in files:
-        cells = ["{:.1f} tok/s, {:.2f}".format(*found[depth][kind]) for depth in DEPTHS]
-        print(f"| {kind} | {' | '.join(cells)} |")
+        row(kind, *("{:.1f} tok/s, {:.2f}".format(*found[depth][kind]) for depth in DEPTHS))
     fastest = {kind: max(found[depth][kind][0] for depth in DEPTHS) for kind in files}
     ratio = fastest["auto"] / max(fastest[kind] for kind in USUAL)
     print(f"\nchosen to the better of both: {ratio:.3f}")

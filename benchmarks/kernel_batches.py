@@ -12,13 +12,12 @@ crashed.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from statistics import median
+
+from measuring import heading, in_new_process, in_rounds, numbers, options, row, words
 
 from mtp_gguf.native.runtime import llama_cpp
 
@@ -52,42 +51,34 @@ def measure(model: str, threads: int, batches: list[int]) -> dict[int, float]:
     return found
 
 
-def in_new_process(variant: str, arguments: argparse.Namespace) -> dict[str, float]:
+def of_variant(variant: str, *arguments: object) -> dict[int, float]:
     """As `measure`, on the libraries and with the kernels of a variant; {} if it crashes."""
     libraries, kernels = variant.split(":")
-    command = [sys.executable, __file__, arguments.model, "--measure"]
-    command += ["--threads", str(arguments.threads), "--batches", arguments.batches]
-    environment = {**os.environ, "MTP_GGUF_LIBS": libraries, "MTP_GGUF_KERNELS": kernels}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
-    found: dict[str, float] = json.loads(done.stdout) if done.returncode == 0 else {}
-    return found
+    variables = {"MTP_GGUF_LIBS": libraries, "MTP_GGUF_KERNELS": kernels}
+    try:
+        return in_new_process(measure, *arguments, **variables)
+    except BrokenProcessPool:
+        return {}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--threads": 2, "--rounds": 3})
     parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batches", default="1,4,8,16,32,512")
-    parser.add_argument("--variants", default="fast:0,fast:all,stock:all")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--batches", type=numbers, default=[1, 4, 8, 16, 32, 512])
+    parser.add_argument("--variants", type=words, default=["fast:0", "fast:all", "stock:all"])
     arguments = parser.parse_args()
-    batches = [int(size) for size in arguments.batches.split(",")]
-    if arguments.measure:
-        print(json.dumps(measure(arguments.model, arguments.threads, batches)))
-        return
-    variants = arguments.variants.split(",")
-    rounds: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
-    for _ in range(arguments.rounds):
-        for variant in variants:
-            rounds[variant].append(in_new_process(variant, arguments))
-    print(f"| tokens | {' | '.join(variants)} |\n| --- |{' --- |' * len(variants)}")
-    for size in map(str, batches):
-        cells = [
-            f"{median(r[size] for r in rounds[v]):.1f}" if all(rounds[v]) else "ended"
-            for v in variants
-        ]
-        print(f"| {size} | {' | '.join(cells)} |")
+    work = (arguments.model, arguments.threads, arguments.batches)
+    jobs = {variant: partial(of_variant, variant, *work) for variant in arguments.variants}
+    rounds = in_rounds(jobs, arguments.rounds, warm_up=False)
+    heading("tokens", *rounds)
+    for size in arguments.batches:
+        row(
+            size,
+            *(
+                f"{median(r[size] for r in found):.1f}" if all(found) else "ended"
+                for found in rounds.values()
+            ),
+        )
 
 
 if __name__ == "__main__":

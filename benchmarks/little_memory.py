@@ -18,24 +18,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
-import subprocess
 import sys
 import time
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from decode import PROMPT_TOKENS, dial_file
+from decode import PROMPT_TOKENS, dial_file, opened
+from dial_model import stretched
+from measuring import in_new_process, in_rounds, numbers, options, random_prompts, words
 
 from mtp_gguf.bench.stats import summarize
-from mtp_gguf.gguf_tools.files.format import ArrayRef, Value, ValueType
-from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, write
-from mtp_gguf.gguf_tools.model import open_model
-from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.runtime import llama_cpp
 
 SHAPE, HIT = "35b-a3b", 0.8
@@ -47,37 +42,9 @@ VARIANTS = {
 }
 
 
-def stretched(source: Path, layers: int) -> Path:
-    """Return a model whose trunk repeats the layers of another one; made unless it is there."""
-    target = source.with_name(f"{source.stem}-{layers}-layers.gguf")
-    if target.exists():
-        return target
-    with open_model(source) as model:
-        keys, key = model.metadata(), f"{model.architecture}.block_count"
-        block = int(model.first.integer(key)) - 1  # of the head
-        tensors = []
-        for name in model.tensors:
-            copy = TensorCopy.of(model, name)
-            layer = re.match(r"blk\.(\d+)\.", name)
-            if layer is None:
-                tensors.append(copy)
-                continue
-            number = int(layer[1])
-            for place in [layers] if number == block else range(number, layers, block):
-                new = f"blk.{place}.{name[layer.end() :]}"
-                tensors.append(replace(copy, spec=replace(copy.spec, name=new)))
-        keys[key] = Value(ValueType.U32, layers + 1)
-        for name, value in model.first.keys.items():
-            if isinstance(value, ArrayRef) and value.count == block + 1:  # of each layer
-                each = list(model.first.array(name) or ())
-                repeated = [*each[:block] * (layers // block), each[block]]
-                keys[name] = Value(value.type, tuple(repeated))
-        write(target, OutputSpec(keys, tuple(tensors)))
-    return target
-
-
-def measure(model: str, depth: int, arguments: argparse.Namespace) -> dict[str, float]:
+def measure(model: Path, depth: int, arguments: argparse.Namespace) -> tuple[float, float]:
     """Return tokens per second, and MB read per token, of one generation after the warm-up."""
+    (arguments.cgroup / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
     defaults = llama_cpp.llama_cpp.llama_model_default_params
 
     def mapped() -> Any:
@@ -87,17 +54,8 @@ def measure(model: str, depth: int, arguments: argparse.Namespace) -> dict[str, 
         return params
 
     llama_cpp.llama_cpp.llama_model_default_params = mapped
-    with MTPLlama(
-        model,
-        depth=depth,
-        lookup=False,
-        profile=False,
-        n_ctx=512,
-        n_threads=arguments.threads,
-        n_threads_batch=arguments.threads,
-    ) as llm:
-        prompt = np.random.default_rng(1).integers(0, 20_000, PROMPT_TOKENS).tolist()
-        stream = llm.generate(prompt, temp=0.0)
+    with opened(model, depth, 512, arguments.threads, lookup=False) as llm:
+        stream = llm.generate(random_prompts(1, PROMPT_TOKENS)[0], temp=0.0)
         for _ in itertools.islice(stream, arguments.warm_up):
             pass
         before, began = bytes_read(), time.perf_counter()
@@ -106,7 +64,7 @@ def measure(model: str, depth: int, arguments: argparse.Namespace) -> dict[str, 
         seconds = time.perf_counter() - began
         stream.close()
         read = bytes_read() - before
-        return {"tok_s": arguments.tokens / seconds, "mb": read / 1e6 / arguments.tokens}
+        return arguments.tokens / seconds, read / 1e6 / arguments.tokens
 
 
 def bytes_read() -> int:
@@ -116,64 +74,53 @@ def bytes_read() -> int:
     return int(found[1])
 
 
-def run(arguments: argparse.Namespace, model: Path, depth: int, name: str) -> dict[str, float]:
+def run(arguments: argparse.Namespace, model: Path, depth: int, name: str) -> tuple[float, float]:
     """Measure a variant in a process of its own."""
     with model.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    words = [sys.executable, __file__, "--child", str(model), "--depths", str(depth)]
-    words += ["--cgroup", str(arguments.cgroup), "--tokens", str(arguments.tokens)]
-    words += ["--threads", str(arguments.threads), "--warm-up", str(arguments.warm_up)]
-    done = subprocess.run(
-        words, env={**os.environ, **VARIANTS[name]}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{name}, depth {depth}: exit code {done.returncode}: {done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found = in_new_process(measure, model, depth, arguments, **VARIANTS[name])
+    print(f"depth {depth}, {name}: {found}", file=sys.stderr, flush=True)
     return found
 
 
 def main() -> None:
     """Print a line for each depth and variant."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--work", type=Path, help="folder for the model")
+    parser = options(
+        __doc__,
+        {
+            "--share": 0.6,
+            "--layers": 12,
+            "--tokens": 48,
+            "--warm-up": 64,
+            "--threads": 2,
+            "--rounds": 3,
+        },
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder for the model")
     parser.add_argument("--cgroup", type=Path, required=True)
-    parser.add_argument("--share", type=float, default=0.6, help="of the file, as memory")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--depths", default="0,2")
-    parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--warm-up", type=int, default=64, help="tokens before those")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--depths", type=numbers, default=[0, 2])
+    parser.add_argument("--variants", type=words, default=[*VARIANTS])
     arguments = parser.parse_args()
-    depths = [int(depth) for depth in arguments.depths.split(",")]
-    if arguments.child:
-        (arguments.cgroup / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-        print(json.dumps(measure(arguments.child, depths[0], arguments)))
-        return
-    model = stretched(dial_file(SHAPE, HIT, arguments.work), arguments.layers)
+    source = dial_file(SHAPE, HIT, arguments.work)
+    model = source.with_name(f"{source.stem}-{arguments.layers}-layers.gguf")
+    if not model.exists():
+        stretched(source, model, arguments.layers)
     size = model.stat().st_size
     limit = next(arguments.cgroup / name for name in LIMITS if (arguments.cgroup / name).exists())
     limit.write_text(str(int(size * arguments.share)), encoding="ascii")
     print(f"{model.name}: {size / 1e9:.1f} GB, {arguments.share:.0%} of it as memory")
-    names = arguments.variants.split(",")
-    for depth in depths:
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-        for number in range(arguments.rounds):
-            for place in range(len(names)):
-                name = names[(place + number) % len(names)]
-                found[name].append(run(arguments, model, depth, name))
-                print(f"depth {depth}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
-        for name in names:
-            speeds = [one["tok_s"] for one in found[name]]
-            pairs = zip(speeds, found[names[0]], strict=True)
-            ratio = summarize([speed / first["tok_s"] for speed, first in pairs])
+    for depth in arguments.depths:
+        jobs = {name: partial(run, arguments, model, depth, name) for name in arguments.variants}
+        found = in_rounds(jobs, arguments.rounds, warm_up=False)
+        first = [tok_s for tok_s, _ in found[arguments.variants[0]]]
+        for name, rounds in found.items():
+            speeds, read = zip(*rounds, strict=True)
             speed = summarize(speeds)
-            read = summarize([one["mb"] for one in found[name]])
+            ratio = summarize([own / other for own, other in zip(speeds, first, strict=True)])
             print(
                 f"depth {depth}, {name:12} {speed.median:.2f} tokens/s ({speed.low:.2f} to "
-                f"{speed.high:.2f}), {read.median:.0f} MB/token, ratio {ratio.median:.2f}",
+                f"{speed.high:.2f}), {summarize(read).median:.0f} MB/token, ratio "
+                f"{ratio.median:.2f}",
                 flush=True,
             )
 

@@ -11,73 +11,64 @@ medians of tokens per second, and their share of those with the first number of 
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
-import sys
+import time
 from contextlib import ExitStack
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 
-DECODE = """
-import sys, time
-from mtp_gguf.native import MTPLlama
-path, threads, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-with MTPLlama(path, depth=0, n_ctx=4096, n_threads=threads, n_threads_batch=threads) as llm:
-    session = llm.session
-    session.decode(list(range(24)))
-    count, began, ended = 0, time.perf_counter(), 0.0
-    while ended < began + seconds and count < 4000:
-        session.begin(count % 100, 0)
-        session.end(0)
-        count, ended = count + 1, time.perf_counter()
-    print(count / (ended - began))
-"""
+from measuring import heading, in_new_process, in_rounds, numbers, options, row
 
 
-def measure(arguments: argparse.Namespace, libs: str, loops: int) -> float:
+def decode(path: Path, threads: int, seconds: float) -> float:
+    """Tokens per second of decoding for a while."""
+    from decode import opened  # noqa: PLC0415 - loads the libraries
+
+    with opened(path, 0, 4096, threads) as llm:
+        session = llm.session
+        session.decode(list(range(24)))
+        count, began, ended = 0, time.perf_counter(), 0.0
+        while ended < began + seconds and count < 4000:
+            session.begin(count % 100, 0)
+            session.end(0)
+            count, ended = count + 1, time.perf_counter()
+        return count / (ended - began)
+
+
+def measure(libs: str, loops: int, *work: object) -> float:
     """Tokens per second next to so many loops."""
-    environment = dict(os.environ)
-    if libs:
-        environment["MTP_GGUF_LIBS"] = libs
-    words = [sys.executable, "-c", DECODE, str(arguments.model)]
-    words += [str(arguments.threads), str(arguments.seconds)]
     with ExitStack() as stack:
         for _ in range(loops):
             loop = subprocess.Popen(["sh", "-c", "while :; do :; done"])
             stack.callback(loop.wait)
             stack.callback(loop.kill)
-        done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
-    return float(done.stdout)
+        return in_new_process(decode, *work, **({"MTP_GGUF_LIBS": libs} if libs else {}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--threads": 2, "--seconds": 5.0, "--rounds": 3})
     parser.add_argument("model", type=Path)
     parser.add_argument("--libs", nargs="*", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--loops", type=lambda t: [*map(int, t.split(","))], default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--loops", type=numbers, default=[0, 1, 2])
     arguments = parser.parse_args()
     others = [item.partition("=") for item in arguments.libs]
     if not all(name and folder for name, _, folder in others):
         parser.error("--libs: expected NAME=FOLDER, such as stock=stock")
     libs = {"bundled": ""} | {name: folder for name, _, folder in others}
-    speeds: dict[tuple[str, int], list[float]] = {}
-    for _ in range(arguments.rounds):
-        for loops in arguments.loops:
-            for name, folder in libs.items():
-                speeds.setdefault((name, loops), []).append(measure(arguments, folder, loops))
-    print(f"| loops | {' | '.join(f'{name}: tok/s | share' for name in libs)} |")
-    print(f"| --- |{' --- | --- |' * len(libs)}")
+    work = (arguments.model, arguments.threads, arguments.seconds)
+    jobs = {
+        (name, loops): partial(measure, libs[name], loops, *work)
+        for loops, name in product(arguments.loops, libs)
+    }
+    rounds = in_rounds(jobs, arguments.rounds, warm_up=False)
+    speeds = {key: median(values) for key, values in rounds.items()}
+    heading("loops", *(f"{name}: {what}" for name in libs for what in ("tok/s", "share")))
     for loops in arguments.loops:
-        found = {name: median(speeds[name, loops]) for name in libs}
-        cells = (
-            f"{speed:.1f} | {speed / median(speeds[name, arguments.loops[0]]):.2f}"
-            for name, speed in found.items()
-        )
-        print(f"| {loops} | {' | '.join(cells)} |")
+        found = [(speeds[name, loops], speeds[name, arguments.loops[0]]) for name in libs]
+        cells = ((f"{speed:.1f}", f"{speed / first:.2f}") for speed, first in found)
+        row(loops, *(cell for pair in cells for cell in pair))
 
 
 if __name__ == "__main__":

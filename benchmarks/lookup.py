@@ -34,21 +34,23 @@ import argparse
 import itertools
 import re
 import subprocess
-import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from decode import dial_file, server, server_round
+from decode import dial_file, generated, opened, server, server_round
 from dial_model import SHAPES, cycle_of
+from measuring import heading, options, row, words
 
 from mtp_gguf.bench.prompts import SETS
-from mtp_gguf.native import MTPLlama
+from mtp_gguf.bench.stats import rotated
 from mtp_gguf.native.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from mtp_gguf.native import MTPLlama
 
 # Name of a setting: depth, and whether it drafts from the text.
 SETTINGS: dict[str, tuple[Any, bool]] = {
@@ -64,11 +66,12 @@ WARM_UP = SETS["code"][0]  # of servers: another text than those that are measur
 WARM = 32  # tokens before a measurement without drafts, which has nothing to learn
 
 
-def copied_tokens(share: float, stretch: int, n: int) -> int:
-    """How many of n tokens the prompt of `copied_prompt` contains."""
-    period = stretch if share >= 1 else round(stretch / share) if share > 0 else n
-    starts = range(LEAD, n, period) if share > 0 else ()
-    return sum(min(stretch, n - start) for start in starts)
+def copied_parts(share: float, stretch: int, n: int) -> list[range]:
+    """The places of an answer of n tokens that copy the prompt: `share` of it, in stretches."""
+    if share <= 0:
+        return []
+    starts = range(LEAD, n, stretch if share >= 1 else round(stretch / share))
+    return [range(start, min(start + stretch, n)) for start in starts]
 
 
 def copied_prompt(
@@ -80,32 +83,32 @@ def copied_prompt(
     Its last token is that before the answer. Stretches stand in reversed order, so that the end of
     one is not followed by the beginning of the next.
     """
-    period = stretch if share >= 1 else round(stretch / share) if share > 0 else n
-    starts = range(LEAD, n, period) if share > 0 else ()
-    parts = [cycle[start - LEAD : min(start + stretch, n)] for start in starts]
-    if replaced:
-        others = itertools.count(len(cycle))  # tokens that are not in the cycle
-        parts = [
-            [
-                next(others) if i % replaced == replaced - 1 else token
-                for i, token in enumerate(part)
-            ]
-            for part in parts
-        ]
+    parts = [cycle[part.start - LEAD : part.stop] for part in copied_parts(share, stretch, n)]
+    others = itertools.count(len(cycle))  # tokens that are not in the cycle
+    for part in parts if replaced else ():
+        for i in range(replaced - 1, len(part), replaced):
+            part[i] = next(others)
     novel = cycle[-64:]  # of the other end of the cycle, so that no prompt is empty
     return [*novel, *itertools.chain(*reversed(parts)), cycle[-1]]
 
 
 def speed(llm: MTPLlama, prompt: list[int], n: int) -> tuple[float, list[int]]:
     """Tokens per second after the prompt, and the tokens."""
-    llm.reset()
-    stream = llm.generate(prompt, temp=0.0)
-    tokens = [next(stream)]
-    start = time.perf_counter()
-    tokens += itertools.islice(stream, n - 1)
-    seconds = time.perf_counter() - start
-    stream.close()
+    tokens, seconds = generated(llm, prompt, n - 1)
     return (n - 1) / seconds, tokens
+
+
+def loaded(
+    stack: ExitStack, path: Path, arguments: argparse.Namespace, names: Sequence[str]
+) -> dict[str, MTPLlama]:
+    """The model in each of some settings."""
+    n_ctx = max(4 * arguments.tokens, 1024)
+    return {
+        name: stack.enter_context(
+            opened(path, SETTINGS[name][0], n_ctx, arguments.threads, lookup=SETTINGS[name][1])
+        )
+        for name in names
+    }
 
 
 def compare(
@@ -115,10 +118,7 @@ def compare(
     n = arguments.tokens
     rows: dict[str, list[list[float]]] = {}
     with ExitStack() as stack:
-        models = {
-            name: stack.enter_context(closing(opened(path, arguments, *SETTINGS[name])))
-            for name in arguments.settings.split(",")
-        }
+        models = loaded(stack, path, arguments, arguments.settings)
         servers = dict(server_settings(arguments))
         for i in range(arguments.rounds + 1):  # the first round warms up
             for at, prompt in enumerate(prompts.values()):
@@ -130,15 +130,13 @@ def compare(
                     if i:
                         rows.setdefault(name, [[] for _ in prompts])[at].append(tok_s)
             for name, at in itertools.product(servers, range(len(prompts)) if i else ()):
-                with server(
-                    arguments.server, str(path), 0, arguments.threads, *servers[name]
-                ) as url:
+                with server(arguments.server, path, 0, arguments.threads, *servers[name]) as url:
                     server_round(url, warm_up, n)
                     tok_s = server_round(url, list(prompts.values())[at], n)
                     rows.setdefault(name, [[] for _ in prompts])[at].append(tok_s)
-    print(f"| drafts | {' | '.join(prompts)} |\n{'| --- ' * (len(prompts) + 1)}|")
+    heading("drafts", *prompts)
     for name, values in rows.items():
-        print(f"| {name} | {' | '.join(f'{median(v):.1f}' for v in values)} |")
+        row(name, *(f"{median(v):.1f}" for v in values))
 
 
 def edits(replaced: int) -> str:
@@ -159,32 +157,17 @@ def server_settings(arguments: argparse.Namespace) -> Iterator[tuple[str, list[s
             yield f"llama-server, {types}", options
 
 
-def opened(path: Path, arguments: argparse.Namespace, depth: Any, lookup: bool) -> MTPLlama:
-    return MTPLlama(
-        str(path),
-        depth=depth,
-        lookup=lookup,
-        n_ctx=max(4 * arguments.tokens, 1024),
-        n_threads=arguments.threads,
-        n_threads_batch=arguments.threads,
-        profile=False,
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(
+        __doc__, {"--hit": 0.8, "--threads": 2, "--stretch": 100, "--tokens": 384, "--rounds": 3}
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--work", type=Path)
     source.add_argument("--model", type=Path)
     parser.add_argument("--server")
     parser.add_argument("--shape", default="0.8b", choices=SHAPES)
-    parser.add_argument("--hit", type=float, default=0.8)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shares", default="0,25,50,90,90/20,100")
-    parser.add_argument("--settings", default=",".join(SETTINGS))
-    parser.add_argument("--stretch", type=int, default=100)
-    parser.add_argument("--tokens", type=int, default=384)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settings", type=words, default=[*SETTINGS])
     arguments = parser.parse_args()
     if arguments.model:
         with Vocabulary(arguments.model) as vocabulary:
@@ -194,7 +177,7 @@ def main() -> None:
         return
     path = dial_file(arguments.shape, arguments.hit, arguments.work)
     cycle = cycle_of(SHAPES[arguments.shape]).tolist()
-    n, names = arguments.tokens, arguments.settings.split(",")
+    n, names = arguments.tokens, arguments.settings
     shares = [
         (int(share), int(replaced or 0))
         for share, replaced in re.findall(r"(\d+)(?:/(\d+))?", arguments.shares)
@@ -216,12 +199,8 @@ def main() -> None:
     speeds: dict[tuple[int, int, str], list[float]] = {}
     whole: list[float] = []  # of "both" at 100 % in one stretch
     for i in range(arguments.rounds):
-        turned = names[i % len(names) :] + names[: i % len(names)]
         with ExitStack() as stack:
-            models = {
-                name: stack.enter_context(closing(opened(path, arguments, *SETTINGS[name])))
-                for name in turned
-            }
+            models = loaded(stack, path, arguments, rotated(names, i))
 
             def learned(name: str, prompt: list[int], models: dict[str, MTPLlama]) -> float:
                 """The speed in a session that knows such texts."""
@@ -231,30 +210,29 @@ def main() -> None:
                 return tok_s
 
             for share, replaced, prompt in rows:
-                for name in turned:
-                    row = speeds.setdefault((share, replaced, name), [])
-                    row.append(learned(name, prompt, models))
+                for name in models:
+                    found = speeds.setdefault((share, replaced, name), [])
+                    found.append(learned(name, prompt, models))
             if "both" in names:
                 whole.append(learned("both", one_copy, models))
-    print(f"| copied | {' | '.join(names)} | both / head | both / off | switches | ends, too |")
-    print("| --- " * (len(names) + 5) + "|")
+    heading("copied", *names, "both / head", "both / off", "switches", "ends, too")
     for share, replaced, _ in rows:
-        found = {name: speeds[share, replaced, name] for name in names}
-        line = [f"{median(values):.1f}" for values in found.values()]
+        by_name = {name: speeds[share, replaced, name] for name in names}
+        line = [f"{median(values):.1f}" for values in by_name.values()]
         for other in ("head", "off"):
-            known = "both" in found and other in found
-            line.append(f"{median(found['both']) / median(found[other]):.2f}" if known else "")
+            known = "both" in by_name and other in by_name
+            line.append(f"{median(by_name['both']) / median(by_name[other]):.2f}" if known else "")
         novel, copies = (speeds.get((pure, 0, "both"), []) for pure in (0, 100))
-        copied = copied_tokens(share / 100, arguments.stretch, n)
+        copied = sum(map(len, copied_parts(share / 100, arguments.stretch, n)))
         for pure in (copies, whole):
             if replaced or not 0 < share < 100 or not pure or not novel:
                 line.append("")
                 continue
-            each = zip(found["both"], pure, novel, strict=True)
+            each = zip(by_name["both"], pure, novel, strict=True)
             line.append(
                 f"{median(b * (copied / p + (n - copied) / q) / n for b, p, q in each):.3f}"
             )
-        print(f"| {share} %{edits(replaced)} | {' | '.join(line)} |")
+        row(f"{share} %{edits(replaced)}", *line)
 
 
 if __name__ == "__main__":

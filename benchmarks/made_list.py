@@ -16,7 +16,6 @@ about speed.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,12 +23,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from decode import PROMPT_TOKENS, dial_file
-from depth_auto import SLICE, Writer, rate
+from depth_auto import rate, write_all, writer_of
 from dial_model import SHAPES, cycle_of
-from two_builds import median_with_interval
+from measuring import median_with_interval, options, words
 
-from mtp_gguf.bench.model import BenchModel, Setting
-from mtp_gguf.gguf_tools.profile import AUTO_MAX_DEPTH
+from mtp_gguf.bench.model import BenchModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,50 +68,31 @@ def one_round(
     models: with the size of the draft vocabulary. first: the side that begins.
     """
     with ExitStack() as stack:
-        sessions = [
-            stack.enter_context(
-                model.session(
-                    Setting(AUTO_MAX_DEPTH if depth == "auto" else depth, fastmtp_size=size)
-                )
-            )
-            for model, size in models
-        ]
-        writers = [Writer(session, depth) for session in sessions]
-        for writer in writers:
-            writer.begin(prompt)
-        for i, end in enumerate(range(SLICE, n + SLICE, SLICE)):
-            for j in range(len(writers)):
-                writers[(first + i + j) % len(writers)].write(min(end, n))
-        return [
-            (rate(writer.trace, 0, n), session.stats().acceptance[0])
-            for writer, session in zip(writers, sessions, strict=True)
-        ]
+        writers = [writer_of(stack, model, depth, size) for model, size in models]
+        write_all(writers, prompt, n, first)
+        return [(rate(w.trace, 0, n), w.session.stats().acceptance[0]) for w in writers]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--threads": 2, "--tokens": 256, "--rounds": 9})
     parser.add_argument("--work", type=Path, required=True, help="folder for the models")
     parser.add_argument("--shape", choices=SHAPES, default="0.8b")
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=OTHERS)
-    parser.add_argument("--depths", default="1,2,3,auto")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--depths", type=words, default=["1", "2", "3", "auto"])
     arguments = parser.parse_args()
     n = arguments.tokens
-    without, counted = copies(dial_file(arguments.shape, HIT, arguments.work))
+    files = copies(dial_file(arguments.shape, HIT, arguments.work))
     cycle = cycle_of(SHAPES[arguments.shape])
     starts = np.random.default_rng(1).integers(0, len(cycle), arguments.rounds + 1)
     with ExitStack() as stack:
+        n_ctx = PROMPT_TOKENS + n + 64
         without_list, with_list = (
-            stack.enter_context(
-                BenchModel(path, n_ctx=PROMPT_TOKENS + n + 64, threads=arguments.threads)
-            )
-            for path in (without, counted)
+            stack.enter_context(BenchModel(path, n_ctx=n_ctx, threads=arguments.threads))
+            for path in files
         )
         others = {"counted": (with_list, 0), "whole": (without_list, -1)}
         sides = [(without_list, 0), *(others[name] for name in arguments.against)]
-        for word in arguments.depths.split(","):
+        for word in arguments.depths:
             depth: Depth = "auto" if word == "auto" else int(word)
             rounds = [
                 one_round(sides, depth, np.roll(cycle, -start)[:PROMPT_TOKENS].tolist(), n, i)

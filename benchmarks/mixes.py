@@ -12,7 +12,6 @@ divergence, between which the size at the same divergence is interpolated. The t
 of docs/precision.md. Needs the extra `test`.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from measuring import heading, options, row
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent / "demo_model"))
@@ -78,7 +78,7 @@ def divergences(files: Sequence[Path], reference: Path, text: Path) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
     parser.add_argument("--model", type=Path, default=DEMO, help="a checkpoint [the demo model]")
     parser.add_argument("--seen", type=Path, nargs="+", default=[], help="texts that it has read")
@@ -111,22 +111,21 @@ def main() -> None:
         smaller.append(args.work / f"{share:g}-of-divergence.gguf")
         run(*choose, "--target-kld", f"{share * kld:.3g}", "-o", smaller[-1])
     found |= divergences(smaller, model, other)
-    print("| at the size of | of the table | of the chosen types | | predicted |")
-    print("| --- | --- | --- | --- | --- |")
+    heading("at the size of", "of the table", "of the chosen types", "", "predicted")
     for usual, chosen in zip(files[::2], files[1::2], strict=True):
         a, b = found[usual.name], found[chosen.name]
-        print(
-            f"| {usual.stem}, {usual.stat().st_size / 1e6:.2f} MB | {a:.5f} | {b:.5f} "
-            f"| {b / a:.2f} × | {predicted[chosen.name]:.5f} ({predicted[chosen.name] / b:.2f}) |"
-        )
+        told = predicted[chosen.name]
+        figures = (f"{a:.5f}", f"{b:.5f}", f"{b / a:.2f} ×", f"{told:.5f} ({told / b:.2f})")
+        row(f"{usual.stem}, {usual.stat().st_size / 1e6:.2f} MB", *figures)
     usual = args.work / "Q4_K_M.gguf"
     sizes = np.log([path.stat().st_size / usual.stat().st_size for path in smaller])
     differences = np.log([found[path.name] / found[usual.name] for path in smaller])
     order = np.argsort(differences)
     ratio = np.exp(np.interp(0, differences[order], sizes[order]))
-    print("\n| of the size of Q4_K_M | of its divergence |\n| --- | --- |")
+    print()
+    heading("of the size of Q4_K_M", "of its divergence")
     for size, difference in zip(np.exp(sizes), np.exp(differences), strict=True):
-        print(f"| {size:.3f} | {difference:.2f} |")
+        row(f"{size:.3f}", f"{difference:.2f}")
     print(f"\nso {ratio:.3f} of its size at its divergence")
 
 

@@ -22,6 +22,7 @@ from ctypes import c_bool, c_char_p, c_void_p
 from itertools import pairwise
 from pathlib import Path
 
+from measuring import heading, options, row
 from verify import PROMPT, Trunk
 
 from mtp_gguf.native.runtime import llama_cpp, loaded_library
@@ -93,11 +94,8 @@ def where_kind_changes(kinds: list[str]) -> set[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--batch": 4, "--rounds": 30, "--threads": 2})
     parser.add_argument("model")
-    parser.add_argument("--batch", type=int, default=4, help="tokens")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     if not Path(arguments.model).is_file():
         parser.error(f"model: expected a GGUF file, found none at {arguments.model}")
@@ -111,7 +109,8 @@ def main() -> None:
     llama_cpp.llama_log_set(silent, None)
     stops = Stops()
     trunk = Trunk(arguments.model, arguments.threads, drafts, True, time.perf_counter)
-    watched = trunk.beside(stops.callback)
+    callback = type(trunk.params.cb_eval)
+    watched = trunk.beside(cb_eval=ctypes.cast(stops.callback, callback))
     for each in (trunk, watched):
         each.start(PROMPT)
         each.verify(count)
@@ -142,10 +141,10 @@ def report(
     stop = max(0.0, watched - total) / stops
     rows = {kind: statistics.median(t - n * stop for t, n in seen) for kind, seen in parts.items()}
     rows["outside the graph"] = total - sum(rows.values())
-    print("| part | ms | share |\n| --- | --- | --- |")
-    for kind, ms in sorted(rows.items(), key=lambda row: -row[1]):
-        print(f"| {kind} | {ms:.2f} | {ms / total:.0%} |")
-    print(f"| a batch of {arguments.batch}, rollback included | {total:.2f} | |")
+    heading("part", "ms", "share")
+    for kind, ms in sorted(rows.items(), key=lambda part: -part[1]):
+        row(kind, f"{ms:.2f}", f"{ms / total:.0%}")
+    row(f"a batch of {arguments.batch}, rollback included", f"{total:.2f}", "")
     print(f"{stops} stops, for each of which {stop * 1e3:.1f} microseconds are subtracted")
     machine = {"machine": platform.machine(), "threads": arguments.threads}
     record = {"model": Path(arguments.model).name, "batch": arguments.batch, **machine}

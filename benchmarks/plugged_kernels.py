@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
-from collections import defaultdict
+from functools import partial
 from pathlib import Path
+from statistics import median
+
+from measuring import heading, in_rounds, options, row
 
 from mtp_gguf.server import kernels
 
@@ -39,14 +41,11 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__, {"--rounds": 5, "--threads": 2, "--tokens": 32})
     parser.add_argument("model", type=Path)
     parser.add_argument("--bench", type=Path, required=True)
     parser.add_argument("--patched", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", default="4,8,16,32,512")
-    parser.add_argument("--tokens", type=int, default=32)
     arguments = parser.parse_args()
 
     plain = dict(os.environ)
@@ -56,18 +55,13 @@ def main() -> None:
     }
     if arguments.patched:
         variants[PATCHED] = (arguments.patched, plain)
-    speeds: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in variants}
-    for _ in range(arguments.rounds):
-        for name, (program, environment) in variants.items():
-            for what, speed in measure(arguments, program, environment).items():
-                speeds[name][what].append(speed)
-
-    print(f"| tok/s, {arguments.rounds} rounds |", *(f"{name} |" for name in variants), end="")
-    print(" gain |\n|" + " --- |" * (len(variants) + 2))
-    for what in speeds[STOCK]:
-        medians = {name: statistics.median(speeds[name][what]) for name in variants}
-        cells = " | ".join(f"{value:.1f}" for value in medians.values())
-        print(f"| {what} | {cells} | {medians[PLUGGED_IN] / medians[STOCK]:.2f} × |")
+    jobs = {name: partial(measure, arguments, *variant) for name, variant in variants.items()}
+    rounds = in_rounds(jobs, arguments.rounds, warm_up=False)
+    heading(f"tok/s, {arguments.rounds} rounds", *variants, "gain")
+    for what in rounds[STOCK][0]:
+        medians = {name: median(r[what] for r in found) for name, found in rounds.items()}
+        gain = medians[PLUGGED_IN] / medians[STOCK]
+        row(what, *(f"{value:.1f}" for value in medians.values()), f"{gain:.2f} ×")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import json
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from measuring import heading, in_rounds, numbers, options, row, words
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.kernels.ggml_calls import F32, TYPES, Ggml
@@ -87,37 +88,52 @@ def libraries() -> tuple[Path, Path]:
     return stock[0] / "lib", found[0]
 
 
-def main() -> None:
-    stock, installed = libraries()
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--types", default="Q4_K,Q8_0,IQ3_S")
-    parser.add_argument("--rows", type=int, default=24576)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--columns", default="1,2,4,8")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kernels", type=Path, default=installed)
+def kernel_options(description: str, defaults: Mapping[str, float]) -> argparse.ArgumentParser:
+    """A parser with the options of `both_ways`, besides those of `options`."""
+    parser = options(description, defaults)
+    parser.add_argument("--kernels", type=Path, default=libraries()[1])
     parser.add_argument("--measure", choices=["ggml", "kernels"], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    columns = [int(n) for n in arguments.columns.split(",")]
-    types = arguments.types.split(",")
+    return parser
+
+
+def both_ways(
+    arguments: argparse.Namespace, measured: Callable[[Ggml], Sequence[float]]
+) -> tuple[list[float], list[float]]:
+    """The medians of what is measured by ggml alone and with the kernels, each in a process.
+
+    Such a process prints what it has measured, and ends.
+    """
     if arguments.measure:
-        ggml = Ggml(stock, arguments.kernels if arguments.measure == "kernels" else None)
-        for name in types:
-            times = [measure(ggml, name, arguments.rows, n, arguments.threads) for n in columns]
-            print(json.dumps(times))
-        return
-    found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-    for _ in range(arguments.rounds):
-        for way in ("ggml", "kernels"):
-            command = [sys.executable, __file__, *sys.argv[1:], "--measure", way]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            for name, line in zip(types, done.stdout.splitlines(), strict=True):
-                found[way, name].append(json.loads(line))
-    print("| type, columns | ggml | kernels | kernels / ggml |\n| --- | --- | --- | --- |")
-    for name in types:
-        for i, n in enumerate(columns):
-            ggml_ms, ours = (median(r[i] for r in found[w, name]) for w in ("ggml", "kernels"))
-            print(f"| {name}, {n} | {ggml_ms:.2f} | {ours:.2f} | {ours / ggml_ms:.2f} |")
+        with_kernels = arguments.kernels if arguments.measure == "kernels" else None
+        print(json.dumps(measured(Ggml(libraries()[0], with_kernels))))
+        raise SystemExit
+
+    def once(way: str) -> list[float]:
+        command = [sys.executable, *sys.argv, "--measure", way]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        found: list[float] = json.loads(done.stdout)
+        return found
+
+    jobs = {way: partial(once, way) for way in ("ggml", "kernels")}
+    rounds = in_rounds(jobs, arguments.rounds, warm_up=False)
+    ggml, ours = ([median(t) for t in zip(*found, strict=True)] for found in rounds.values())
+    return ggml, ours
+
+
+def main() -> None:
+    parser = kernel_options(__doc__, {"--rows": 24576, "--threads": 1, "--rounds": 3})
+    parser.add_argument("--types", type=words, default=["Q4_K", "Q8_0", "IQ3_S"])
+    parser.add_argument("--columns", type=numbers, default=[1, 2, 4, 8])
+    arguments = parser.parse_args()
+    cases = [(name, n) for name in arguments.types for n in arguments.columns]
+
+    def measured(ggml: Ggml) -> list[float]:
+        return [measure(ggml, name, arguments.rows, n, arguments.threads) for name, n in cases]
+
+    pairs = zip(cases, *both_ways(arguments, measured), strict=True)
+    heading("type, columns", "ggml", "kernels", "kernels / ggml")
+    for (name, n), ggml_ms, ours in pairs:
+        row(f"{name}, {n}", f"{ggml_ms:.2f}", f"{ours:.2f}", f"{ours / ggml_ms:.2f}")
 
 
 if __name__ == "__main__":

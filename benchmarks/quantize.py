@@ -12,7 +12,7 @@ other load on the machine affects little. MTP_QUANTIZE_TARGET=avx2 (sse2, neon) 
 instruction set.
 """
 
-import argparse
+import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -21,9 +21,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from measuring import options
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
+from mtp_gguf.native.runtime import loaded_library
 from mtp_gguf.quantize import quantizer
 
 TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS", "F16")
@@ -33,14 +35,7 @@ COLUMNS = 4096
 
 def upstream() -> Callable[..., int]:
     """Return ggml_quantize_chunk of the libggml-base that llama_cpp has loaded."""
-    import ctypes  # noqa: PLC0415
-    from pathlib import Path  # noqa: PLC0415
-
-    from mtp_gguf.native.runtime import llama_cpp  # noqa: PLC0415
-
-    folder = Path(llama_cpp.llama_cpp._base_path)
-    (path,) = (p for p in folder.glob("*ggml-base.*") if p.suffix in (".so", ".dylib", ".dll"))
-    function = ctypes.CDLL(str(path)).ggml_quantize_chunk
+    function = ctypes.CDLL(str(loaded_library("ggml-base"))).ggml_quantize_chunk
     function.restype = ctypes.c_size_t
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     function.argtypes = [ctypes.c_int, pointer, pointer, size, size, size, pointer]
@@ -69,15 +64,11 @@ def seconds(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, {"--rounds": 7, "--values": 2_000_000})
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--source", default="BF16", choices=SOURCES)
     parser.add_argument("--weighted", action="store_true", help="use importance weights")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--values", type=int, default=2_000_000, help="size of each thread's matrix"
-    )
     arguments = parser.parse_args()
 
     chunk = upstream()

@@ -27,7 +27,6 @@ is not measured again:
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import pydoc_data.topics
@@ -37,6 +36,8 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+
+from measuring import options
 
 from mtp_gguf.bench.prompts import ALL_SETS
 from mtp_gguf.gguf_tools.heads.nextn import CARRIED
@@ -148,14 +149,12 @@ def measure(command: list[object], results: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = options(__doc__, {"--minutes": 60.0, "--threads": 2})
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--text", type=Path, nargs="+")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--stock", type=Path)
     parser.add_argument("--budget", default="20m")
-    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     if not args.folder.is_dir():
         parser.error(f"expected a folder with GGUF files, found {args.folder}")

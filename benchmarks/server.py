@@ -24,17 +24,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
-from decode import kinds_of, prompts_of, round_of, server, server_rounds, together
-
-from mtp_gguf.native import MTPLlama
-from mtp_gguf.server.build import find_build
+from decode import kinds_of, opened, prompts_of, round_of, server, server_rounds, together
+from measuring import in_rounds, numbers, options, patched_server, random_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,8 +57,13 @@ def main() -> None:
         groups = [missing] if arguments.side_by_side else [[depth] for depth in missing]
         for depths in groups:
             with ExitStack() as stack:
-                runs = {d: start(stack, arguments, patched, part, d) for d in depths}
-                measured = interleave(runs, arguments.rounds)
+                jobs: dict[tuple[int, str], Callable[[], float]] = {}
+                for depth in depths:
+                    jobs |= start(stack, arguments, patched, part, depth)
+                found = in_rounds(jobs, arguments.rounds)
+            measured: dict[int, Speeds] = {depth: {} for depth in depths}
+            for (depth, name), speeds in found.items():
+                measured[depth][name] = median(speeds)
             for depth, row in measured.items():
                 rows[part, depth] = row
                 print(said(part, depth, row), flush=True)
@@ -74,34 +76,26 @@ def main() -> None:
 
 def read_arguments() -> tuple[argparse.Namespace, Path]:
     """Read the command line and find the patched server."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--slots": 4, "--threads": 2, "--tokens": 128, "--rounds": 3})
     parser.add_argument("model", type=Path)
     parser.add_argument("--stock", type=Path, required=True)
     parser.add_argument("--plain", type=Path, help="MODEL without a draft vocabulary")
-    parser.add_argument("--depths", type=lambda t: [*map(int, t.split(","))], default=[1, 2, 3])
+    parser.add_argument("--depths", type=numbers, default=[1, 2, 3])
     parser.add_argument("--part", choices=PARTS, help="measure only this part")
     parser.add_argument("--side-by-side", action="store_true", help="interleave rows, too")
     parser.add_argument("--into", type=Path, help="read and save rows in this file")
     parser.add_argument(
         "--prompts", type=kinds_of, help="kinds of the prompts of bench, for a real model"
     )
-    parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    built = find_build()
-    if built is None:
-        parser.error("no llama-server with our patches: `mtp-gguf build-server` builds one")
-    return arguments, built.server
+    return parser.parse_args(), patched_server(parser)
 
 
 def start(
     stack: ExitStack, arguments: argparse.Namespace, patched: Path, part: str, depth: int
-) -> dict[str, Callable[[], float]]:
+) -> dict[tuple[int, str], Callable[[], float]]:
     """Start what a row compares; return functions that measure tokens per second."""
     slots = 1 if part == "alone" else arguments.slots
-    prompts = np.random.default_rng(1).integers(0, 20_000, (slots, PROMPT_TOKENS)).tolist()
+    prompts = random_prompts(slots, PROMPT_TOKENS)
     if arguments.prompts:
         prompts = prompts_of(arguments.model, arguments.prompts)
         if slots > 1:
@@ -109,36 +103,17 @@ def start(
     kinds = {STOCK: (arguments.stock, arguments.model), PATCHED: (patched, arguments.model)}
     if arguments.plain:
         kinds[PLAIN] = (patched, arguments.plain)
-    runs: dict[str, Callable[[], float]] = {}
+    runs: dict[tuple[int, str], Callable[[], float]] = {}
     for name, (binary, model) in kinds.items():
         more = ["-np", str(slots), "-c", str(slots * CONTEXT)]
-        url = stack.enter_context(server(str(binary), str(model), depth, arguments.threads, *more))
-        runs[name] = partial(
+        url = stack.enter_context(server(binary, model, depth, arguments.threads, *more))
+        runs[depth, name] = partial(
             together if slots > 1 else server_rounds, url, prompts, arguments.tokens
         )
     if slots == 1:
-        llm = MTPLlama(
-            str(arguments.model),
-            depth=depth,
-            n_ctx=CONTEXT,
-            n_threads=arguments.threads,
-            n_threads_batch=arguments.threads,
-        )
-        stack.enter_context(closing(llm))
-        runs[SESSION] = lambda: round_of(llm, prompts, arguments.tokens)["tok_s"]
+        llm = stack.enter_context(opened(arguments.model, depth, CONTEXT, arguments.threads))
+        runs[depth, SESSION] = lambda: round_of(llm, prompts, arguments.tokens)["tok_s"]
     return runs
-
-
-def interleave(runs: dict[int, dict[str, Callable[[], float]]], rounds: int) -> dict[int, Speeds]:
-    """Return median speeds by depth; the first round warms up."""
-    speeds = [
-        {depth: {name: run() for name, run in row.items()} for depth, row in runs.items()}
-        for _ in range(rounds + 1)
-    ]
-    return {
-        depth: {name: statistics.median(r[depth][name] for r in speeds[1:]) for name in row}
-        for depth, row in runs.items()
-    }
 
 
 def said(part: str, depth: int, row: Speeds) -> str:

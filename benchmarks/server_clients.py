@@ -13,15 +13,14 @@ Meant for synthetic models (benchmarks/dial_model.py), whose acceptance rate is 
 from __future__ import annotations
 
 import argparse
-import statistics
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
 from decode import PROMPT_TOKENS, server, together
-
-from mtp_gguf.server.build import find_build
+from measuring import in_rounds, numbers, options, patched_server, random_prompts, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,39 +41,28 @@ def commands(arguments: argparse.Namespace, patched: Path) -> Iterator[tuple[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--threads": 2, "--tokens": 128, "--rounds": 3})
     parser.add_argument("model", type=Path)
     parser.add_argument("--stock", type=Path, required=True)
     parser.add_argument("--patched", type=Path, help="default: that of `mtp-gguf build-server`")
-    parser.add_argument("--clients", type=lambda t: [*map(int, t.split(","))], default=[1, 2, 4, 8])
-    parser.add_argument("--depths", type=lambda t: t.split(","), default=["0", "auto:4", "3"])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=numbers, default=[1, 2, 4, 8])
+    parser.add_argument("--depths", type=words, default=["0", "auto:4", "3"])
     arguments = parser.parse_args()
-    built = find_build()
-    patched = arguments.patched or (built.server if built else None)
-    if patched is None:
-        parser.error("no llama-server with our patches: `mtp-gguf build-server` builds one")
+    patched = patched_server(parser, arguments.patched)
     for clients in arguments.clients:
-        draw = np.random.default_rng(1)
-        prompts = draw.integers(0, 20_000, (clients, PROMPT_TOKENS)).tolist()
-        more = ["-np", str(clients), "-c", str(clients * CONTEXT)]
-        speeds: dict[str, list[float]] = {}
+        prompts = random_prompts(clients, PROMPT_TOKENS)
+        slots = ["-np", str(clients), "-c", str(clients * CONTEXT)]
+        jobs = {}
         with ExitStack() as stack:
-            urls = {
-                name: stack.enter_context(
-                    server(str(binary), str(arguments.model), 0, arguments.threads, *more, *options)
+            for name, binary, more in commands(arguments, patched):
+                url = stack.enter_context(
+                    server(binary, arguments.model, 0, arguments.threads, *slots, *more)
                 )
-                for name, binary, options in commands(arguments, patched)
-            }
-            for _ in range(arguments.rounds + 1):
-                for name, url in urls.items():
-                    speed = together(url, prompts, arguments.tokens)
-                    speeds.setdefault(name, []).append(speed)
-        medians = {name: statistics.median(values[1:]) for name, values in speeds.items()}
-        words = (f"{name} {v:.1f} ({v / medians[STOCK]:.2f})" for name, v in medians.items())
-        print(f"{clients} clients: {', '.join(words)} tok/s", flush=True)
+                jobs[name] = partial(together, url, prompts, arguments.tokens)
+            found = in_rounds(jobs, arguments.rounds)
+        medians = {name: median(speeds) for name, speeds in found.items()}
+        told = (f"{name} {v:.1f} ({v / medians[STOCK]:.2f})" for name, v in medians.items())
+        print(f"{clients} clients: {', '.join(told)} tok/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from decode import complete
+from measuring import heading, options, row
 
 
 def first_token(arguments: argparse.Namespace, folder: Path | None) -> tuple[float, int]:
@@ -44,13 +45,9 @@ def first_token(arguments: argparse.Namespace, folder: Path | None) -> tuple[flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--tokens": 8192, "--threads": 2, "--rounds": 3, "--port": 18080})
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="for the session")
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--port", type=int, default=18080)
     arguments = parser.parse_args()
     folder = arguments.work / "restart"
     shutil.rmtree(folder, ignore_errors=True)
@@ -62,9 +59,9 @@ def main() -> None:
             runs[name].append(first_token(arguments, place))
     shutil.rmtree(folder)
     print(f"session of {size / 1e6:.0f} MB\n")
-    print("| after a restart | seconds | tokens read |\n| --- | --- | --- |")
+    heading("after a restart", "seconds", "tokens read")
     for name, found in runs.items():
-        print(f"| {name} | {median(s for s, _ in found):.2f} | {found[0][1]:,} |")
+        row(name, f"{median(s for s, _ in found):.2f}", f"{found[0][1]:,}")
 
 
 if __name__ == "__main__":

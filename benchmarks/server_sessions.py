@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from decode import request, server
-
-from mtp_gguf.server.build import find_build
+from measuring import heading, options, patched_server, row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +75,7 @@ def measure_turns(arguments: argparse.Namespace, binary: Path, *options: str) ->
     options = ("-c", str(arguments.tokens + CONTEXT), *options)
     found = []
     for _ in range(2):
-        with server(str(binary), str(arguments.model), 0, arguments.threads, *options) as url:
+        with server(binary, arguments.model, 0, arguments.threads, *options) as url:
             for _ in range(TURNS // 2):
                 for text in texts:
                     n_before = len(text)
@@ -92,17 +91,14 @@ def print_turns(arguments: argparse.Namespace, patched: Path, folder: Path) -> N
     }
     if arguments.stock:
         sides["stock"] = measure_turns(arguments, arguments.stock)
-    names = "".join(f" {name}: s | tokens |" for name in sides)
-    print(f"| turn | prompt |{names}\n| --- | --- |{' --- | --- |' * len(sides)}")
+    heading("turn", "prompt", *(cell for name in sides for cell in (f"{name}: s", "tokens")))
     for i, rows in enumerate(zip(*sides.values(), strict=True)):
         turn, client = divmod(i, CLIENTS)
         restarted = ", after a restart" if turn == TURNS // 2 else ""
-        cells = "".join(f" {seconds:.2f} | {read:,} |" for _, seconds, read in rows)
-        print(f"| {turn + 1} of client {client + 1}{restarted} | {rows[0][0]:,} |{cells}")
-    totals = "".join(
-        f" {sum(r[1] for r in rows):.1f} | {sum(r[2] for r in rows):,} |" for rows in sides.values()
-    )
-    print(f"| all | |{totals}")
+        cells = (cell for _, seconds, read in rows for cell in (f"{seconds:.2f}", f"{read:,}"))
+        row(f"{turn + 1} of client {client + 1}{restarted}", f"{rows[0][0]:,}", *cells)
+    totals = ([sum(r[i] for r in rows) for i in (1, 2)] for rows in sides.values())
+    row("all", "", *(cell for seconds, read in totals for cell in (f"{seconds:.1f}", f"{read:,}")))
 
 
 def settle(folder: Path) -> set[Path]:
@@ -154,41 +150,29 @@ def speed_while_writing(url: str, prompt: list[int], folder: Path) -> tuple[floa
 
 def print_writing(arguments: argparse.Namespace, patched: Path, folder: Path) -> None:
     draw = np.random.default_rng(1)
-    options = [
-        "-np",
-        "2",
-        "-c",
-        str(2 * (arguments.tokens + CONTEXT)),
-        "--session-dir",
-        str(folder),
-    ]
-    with server(str(patched), str(arguments.model), 0, arguments.threads, *options) as url:
+    slots = ("-np", "2", "-c", str(2 * (arguments.tokens + CONTEXT)))
+    more = (*slots, "--session-dir", str(folder))
+    with server(patched, arguments.model, 0, arguments.threads, *more) as url:
         rounds = [
             speed_while_writing(url, draw.integers(0, 20_000, arguments.tokens).tolist(), folder)
             for _ in range(arguments.rounds)
         ]
     size = max(file.stat().st_size for file in folder.iterdir())
     print(f"files of {size / 1e6:.0f} MB, each written in {median(s for _, s in rounds):.2f} s\n")
-    print("| speed of a slot while another one is written | bar |\n| --- | --- |")
+    heading("speed of a slot while another one is written", "bar")
     shares = sorted(share for share, _ in rounds)
-    print(f"| {median(shares):.3f} ({shares[0]:.3f} to {shares[-1]:.3f}) | 0.95 or more |")
+    row(f"{median(shares):.3f} ({shares[0]:.3f} to {shares[-1]:.3f})", "0.95 or more")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--tokens": 1500, "--rounds": 3, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="for the sessions")
     parser.add_argument("--stock", type=Path)
     parser.add_argument("--patched", type=Path, help="default: that of `mtp-gguf build-server`")
     parser.add_argument("--part", choices=("turns", "writing"))
-    parser.add_argument("--tokens", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=3, help="for the part writing")
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    built = find_build()
-    patched = arguments.patched or (built.server if built else None)
-    if patched is None:
-        parser.error("no llama-server with our patches: `mtp-gguf build-server` builds one")
+    patched = patched_server(parser, arguments.patched)
     folder = arguments.work / "sessions"
     with ExitStack() as stack:
         for part, measure in (("turns", print_turns), ("writing", print_writing)):

@@ -16,9 +16,7 @@ shows medians.
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import os
 import platform
 import time
@@ -26,25 +24,19 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from decode import dial_file
+from decode import dial_file, opened
 from dial_model import SHAPES, cycle_of
+from measuring import heading, in_new_process, options, row
 
-from mtp_gguf.native import MTPLlama
 from mtp_gguf.native.sessions.session_file import read_session
 
 READS = 7  # of the file in a round
 
 
-def opened(model: Path, n_ctx: int, threads: int) -> closing[MTPLlama]:
-    options: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": threads, "n_threads_batch": threads}
-    return closing(MTPLlama(str(model), profile=False, **options))
-
-
 def save(model: Path, session: Path, prompt: list[int], threads: int) -> None:
     """Read the prompt and save its session."""
-    with opened(model, len(prompt) + 256, threads) as llm:
+    with opened(model, None, len(prompt) + 256, threads) as llm:
         llm.eval(prompt)
         llm.save_session(session)
 
@@ -53,7 +45,7 @@ def first_token(
     model: Path, session: Path | None, prompt: list[int], threads: int, started: float
 ) -> tuple[int, float, float]:
     """The first token after a prompt, its seconds, and those since the process was started."""
-    with opened(model, len(prompt) + 256, threads) as llm:
+    with opened(model, None, len(prompt) + 256, threads) as llm:
         began = time.perf_counter()
         if session:
             llm.load_session(session)
@@ -64,7 +56,7 @@ def first_token(
 
 def restore(model: Path, session: Path, n_ctx: int, threads: int) -> dict[str, list[float]]:
     """Seconds of reading and restoring the file, interleaved."""
-    with opened(model, n_ctx, threads) as llm:
+    with opened(model, None, n_ctx, threads) as llm:
         ways: dict[str, Callable[[], object]] = {
             "plain read": session.read_bytes,
             "read_session": lambda: read_session(session),
@@ -81,19 +73,10 @@ def restore(model: Path, session: Path, n_ctx: int, threads: int) -> dict[str, l
         return seconds
 
 
-def in_new_process(function: Callable[..., Any], *arguments: object) -> Any:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__, {"--hit": 0.8, "--tokens": 8192, "--threads": 2, "--rounds": 3})
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
     parser.add_argument("--shape", default="0.8b", choices=SHAPES)
-    parser.add_argument("--hit", type=float, default=0.8)
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -132,12 +115,13 @@ def main() -> None:
         print(json.dumps({**figures, "ratios": ratios, "seconds": seconds}))
         return
     print(f"{args.shape} shape, {args.tokens} tokens, {size / 1e6:.0f} MB, {machine}\n")
-    print("| what | ms |\n| --- | --- |")
+    heading("what", "ms")
     for name, value in ms.items():
-        print(f"| {name} | {value:.1f} |")
-    print("\n| ratio | |\n| --- | --- |")
+        row(name, f"{value:.1f}")
+    print()
+    heading("ratio", "")
     for name, ratio in ratios.items():
-        print(f"| {name} | {ratio:.2f} |")
+        row(name, f"{ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from decode import kinds_of
+from measuring import heading, in_rounds, options, row, words
 
 from mtp_gguf.native.runtime import VARIABLE
 
@@ -28,7 +30,7 @@ VARIANTS = {"without kernels": "0", "with kernels": ""}  # values of MTP_GGUF_KE
 def speeds(arguments: argparse.Namespace, choice: str) -> dict[str, float]:
     """Tokens per second by depth, in a process of its own."""
     command = [sys.executable, str(Path(__file__).with_name("decode.py")), str(arguments.model)]
-    command += ["--depths", arguments.depths, "--threads", str(arguments.threads)]
+    command += ["--depths", ",".join(arguments.depths), "--threads", str(arguments.threads)]
     command += ["--rounds", "2", "--tokens", str(arguments.tokens)]
     command += ["--prompts", ",".join(arguments.prompts)] if arguments.prompts else []
     environment = {**os.environ, VARIABLE: "stock", "MTP_GGUF_KERNELS": choice}
@@ -38,27 +40,20 @@ def speeds(arguments: argparse.Namespace, choice: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__, {"--rounds": 3, "--threads": 2, "--tokens": 96})
     parser.add_argument("model", type=Path)
-    parser.add_argument("--depths", default="0,1,2,3,4", help="with 0, the reference")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--depths", type=words, default=["0", "1", "2", "3", "4"], help="with 0")
     parser.add_argument("--prompts", type=kinds_of, help="as for decode.py")
     arguments = parser.parse_args()
-    depths = arguments.depths.split(",")
-    found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(arguments.rounds):
-        for name, choice in VARIANTS.items():
-            for depth, speed in speeds(arguments, choice).items():
-                found.setdefault((name, depth), []).append(speed)
-    median = {key: statistics.median(values) for key, values in found.items()}
-    reference = median[next(iter(VARIANTS)), "0"]
-    print(f"| tok/s, {arguments.rounds} rounds |", *(f"depth {depth} |" for depth in depths))
-    print("|" + " --- |" * (1 + len(depths)))
-    for name in VARIANTS:
-        cells = [f"{median[name, d]:.1f} ({median[name, d] / reference:.2f} ×)" for d in depths]
-        print(f"| {name} | {' | '.join(cells)} |")
+    jobs = {name: partial(speeds, arguments, choice) for name, choice in VARIANTS.items()}
+    found = {
+        name: {depth: median(r[depth] for r in rounds) for depth in arguments.depths}
+        for name, rounds in in_rounds(jobs, arguments.rounds, warm_up=False).items()
+    }
+    reference = found[next(iter(VARIANTS))]["0"]
+    heading(f"tok/s, {arguments.rounds} rounds", *(f"depth {d}" for d in arguments.depths))
+    for name, medians in found.items():
+        row(name, *(f"{tok_s:.1f} ({tok_s / reference:.2f} ×)" for tok_s in medians.values()))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python benchmarks/stream.py --shape 0.8B --work /path/with/space [--megabits 100] [--keep]
 
 A checkpoint of random weights with the family's real shape is served by the hub of the tests, on
-loopback, which sends each connection no more than --megabits per second; a conversion has eight
-connections. It is converted to four types from one read, then to each of them by a conversion of
-its own, as separate processes, and the bytes are compared. Then a release of a checkpoint of a
-terabyte is planned, of which only the headers exist. The tables have the form of
+loopback, which sends each connection no more than --megabits per second (0: no limit); a conversion
+has eight connections. It is converted to four types from one read, then to each of them by a
+conversion of its own, as separate processes, and the bytes are compared. Then a release of a
+checkpoint of a terabyte is planned, of which only the headers exist. The tables have the form of
 benchmarks/README.md; --json prints all figures.
 
 The 4B shape takes 32 GB of disk in `--work` (0.8B: 6 GB), which are released at the end; --keep
@@ -29,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import psutil  # noqa: E402
+from measuring import heading, row  # noqa: E402
 
 from convert import checkpoint_of, in_child, parser, polling, spawn  # noqa: E402
 from support.hub_commands import environment  # noqa: E402
@@ -146,27 +147,8 @@ def plan_step(work: Path) -> Step:
     return step
 
 
-def table(title: str, steps: Sequence[Step]) -> str:
-    """Return the steps as a table for benchmarks/README.md."""
-    lines = [
-        title,
-        "",
-        "| step | seconds | CPU seconds | peak memory | read | disk beyond the outputs |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {s.name} | {s.seconds:.1f} | {s.cpu_seconds:.1f} | {s.peak_mb:.0f} MB "
-        f"| {s.read_mb:.0f} MB | {s.beyond_mb:.1f} MB |"
-        for s in steps
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    options = parser(__doc__)
-    options.add_argument(
-        "--megabits", type=float, default=100, help="per second and connection; 0: no limit [100]"
-    )
+    options = parser(__doc__, {"--megabits": 100.0})
     options.add_argument("--json", action="store_true", help="print all figures as JSON")
     args = options.parse_args()
     with checkpoint_of(args) as checkpoint:
@@ -180,7 +162,11 @@ def main() -> None:
         steps = [asdict(step) for step in (one, *each, plan)]
         print(json.dumps({"machine": machine, "limit": limit, "ratio": ratio, "steps": steps}))
         return
-    print(table(f"{args.shape} shape, {limit}, {machine}", (one, *each, plan)))
+    print(f"{args.shape} shape, {limit}, {machine}\n")
+    heading("step", "seconds", "CPU seconds", "peak memory", "read", "disk beyond the outputs")
+    for s in (one, *each, plan):
+        sizes = (f"{s.peak_mb:.0f} MB", f"{s.read_mb:.0f} MB", f"{s.beyond_mb:.1f} MB")
+        row(s.name, f"{s.seconds:.1f}", f"{s.cpu_seconds:.1f}", *sizes)
     print(f"\n{ratio:.2f} of the time of the four conversions ({together:.1f} s)")
 
 

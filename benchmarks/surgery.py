@@ -5,13 +5,12 @@
 The checkpoint is one that benchmarks/convert.py generated (random weights, the family's real
 shape). Each command is a separate process, files come from the page cache, the commands compared
 alternate, and medians are reported. A graft is timed on a base with several times this model's
-tensors, because with a file that fits into the kernel's write buffer `cp` seems to take no time.
-`cp` is timed twice, alone and followed by the fsync that mtp-gguf does before it renames a file.
-The graft is timed without measuring acceptance (`--no-check`). Comparing identical files is timed
-against `cmp`. The bytes that a graft fetches are counted by a hub server on loopback.
+tensors (--times), because with a file that fits into the kernel's write buffer `cp` seems to take
+no time. `cp` is timed twice, alone and followed by the fsync that mtp-gguf does before it renames a
+file. The graft is timed without measuring acceptance (`--no-check`). Comparing identical files is
+timed against `cmp`. The bytes that a graft fetches are counted by a hub server on loopback.
 """
 
-import argparse
 import dataclasses
 import json
 import os
@@ -22,6 +21,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from measuring import options
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -115,13 +116,11 @@ def fetched(trunk: Path, checkpoint: Path, work: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, {"--runs": 5, "--times": 3})
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--times", type=int, default=3, help="size of the graft's base, in models")
-    options = parser.parse_args()
-    work, runs, checkpoint = options.work, options.runs, options.checkpoint
+    arguments = parser.parse_args()
+    work, runs, checkpoint = arguments.work, arguments.runs, arguments.checkpoint
     work.mkdir(parents=True, exist_ok=True)
     whole, trunk, again, plain, high, large, several = (
         work / f"{name}.gguf"
@@ -147,7 +146,7 @@ def main() -> None:
 
     run(PROGRAM, "graft", plain, "--from", large, "-o", again, "--no-check", "--overwrite")
     run("cmp", again, large)
-    repeated(plain, several, options.times)
+    repeated(plain, several, arguments.times)
     took = seconds(
         runs,
         without=again,

@@ -15,13 +15,14 @@ it is not.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from contextlib import closing
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
+
+from measuring import options
 
 from mtp_gguf.gguf_tools.errors import MtpGgufError
 from mtp_gguf.gguf_tools.machine.text_files import paragraphs
@@ -93,14 +94,10 @@ class Replay:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = options(__doc__, {"--texts": 64, "--tokens": 256, "--rounds": 5, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("questions", type=Path)
-    parser.add_argument("--texts", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--batches", type=float, nargs="+", default=BATCHES)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     if len(args.batches) < 2:
         parser.error("--batches: expected two or more times, found one")

@@ -19,20 +19,18 @@ import json
 import random
 import subprocess
 import sys
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks" / "demo_model"))
+sys.path.insert(0, str(Path(__file__).parent / "demo_model"))
 
 import acceptance  # noqa: E402
 import corpus  # noqa: E402
 import numpy as np  # noqa: E402
-
-from mtp_gguf.native.llama.mtp_llama import MTPLlama  # noqa: E402
-from mtp_gguf.native.runtime import llama_cpp  # noqa: E402
+from decode import opened  # noqa: E402
+from measuring import heading, options, row  # noqa: E402
 
 DEMO = ROOT / "gguf_tools" / "demo_model"
 DEPTH = 4
@@ -143,14 +141,12 @@ def measured(
     path: Path, prompts: list[str], temperature: float, seed: int, threads: int
 ) -> dict[str, list[int]]:
     """Generate at depth 4 and count drafts by position."""
-    options = {"n_ctx": 1024, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
-    with closing(MTPLlama(str(path), depth=DEPTH, profile=False, seed=seed, **options)) as llm:
-        vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
+    with opened(path, DEPTH, 1024, threads, seed=seed, verbose=False) as llm:
         for text in prompts:
             llm.reset()
             prompt = llm.tokenize(text.encode(), add_bos=False, special=True)
             for token in islice(llm.generate(prompt, temp=temperature), ANSWER):
-                if llama_cpp.llama_vocab_is_eog(vocabulary, token):
+                if llm.is_end(token):
                     break
         stats = llm.mtp_stats
         return dict(zip(COUNTS, (list(stats.drafted), list(stats.accepted)), strict=True))
@@ -298,12 +294,9 @@ CASES = {"a": case_a, "b": case_b, "c": case_c, "d": case_d}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--threads": 2, "--tokens": 480_000, "--epochs": 4.0})
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=480_000, help="tokens of text for case a")
-    parser.add_argument("--epochs", type=float, default=4, help="over them, in case a")
     parser.add_argument("--model", type=Path, default=DEMO, help="another checkpoint folder")
     parser.add_argument(
         "--text", type=Path, nargs="+", default=[], help="texts of its kind that it has not read"
@@ -313,11 +306,11 @@ def main() -> None:
         parser.error("--model and --text: expected both, found one")
     case = Case(args)
     results = {name: CASES[name](case) for name in args.cases}
-    print("\n| case | head | temperature | draft 1 | draft 2 | draft 3 | draft 4 |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for row in case.rows:
-        rates = " | ".join(f"{rate:.1%}" for rate in row["rates"])
-        print(f"| {row['case']} | {row['head']} | {row['temperature']} | {rates} |")
+    print()
+    heading("case", "head", "temperature", *(f"draft {i + 1}" for i in range(DEPTH)))
+    for found in case.rows:
+        *names, rates = found.values()
+        row(*names, *(f"{rate:.1%}" for rate in rates))
     for name, text in results.items():
         print(f"({name}) {text}")
 

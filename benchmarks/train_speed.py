@@ -10,7 +10,6 @@ environment, in turns, and give each its own FOLDER.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import options
 
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.train.block import fresh_weights
@@ -67,13 +67,10 @@ def learned(path: Path, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = options(__doc__, {"--tokens": 40_000, "--seconds": 100.0, "--threads": 2})
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--text", type=Path, nargs="+", required=True)
-    parser.add_argument("--tokens", type=int, default=40_000)
-    parser.add_argument("--seconds", type=float, default=100)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     texts = tuple(path.read_text(encoding="utf-8") for path in arguments.text)

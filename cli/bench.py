@@ -23,24 +23,10 @@ from mtp_gguf.gguf_tools.profile import MAX_DEPTH
 from mtp_gguf.server.find import LlamaServer, ask, find_server
 from mtp_gguf.server.model import open_model
 
+from . import options
 from .bench_table import bench_table, markdown, plan_lines, stopped_line
 from .info import say_note
 from .local_model import local_model
-from .options import (
-    AnswerTokens,
-    Budget,
-    Full,
-    GpuLayers,
-    HeadFile,
-    ModelName,
-    PromptFiles,
-    PromptSets,
-    Rounds,
-    Threads,
-    parse_budget,
-    usable_gpu_layers,
-    usage_of,
-)
 from .progress import INTERRUPTED, reports_errors, say, share_progress
 
 if TYPE_CHECKING:
@@ -53,9 +39,9 @@ _DEPTHS_WITHOUT_HEAD = f"0,{LOOKUP}"
 
 @reports_errors
 def bench(
-    model: ModelName,
-    prompts: PromptSets = ALL_SETS,
-    prompt_file: PromptFiles = None,
+    model: options.ModelName,
+    prompts: options.PromptSets = ALL_SETS,
+    prompt_file: options.PromptFiles = None,
     depths: Annotated[
         str | None,
         typer.Option(
@@ -75,13 +61,13 @@ def bench(
     ctx: Annotated[
         str, typer.Option("-c", "--ctx", metavar="N,…", help="Measure after N tokens of context.")
     ] = "0",
-    budget: Budget = None,
-    full: Full = False,
-    tokens: AnswerTokens = None,
-    rounds: Rounds = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    head: HeadFile = None,
+    budget: options.Budget = None,
+    full: options.Full = False,
+    tokens: options.AnswerTokens = None,
+    rounds: options.Rounds = None,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = 0,
+    head: options.HeadFile = None,
     llama_server: Annotated[
         list[Path] | None,
         typer.Option(
@@ -132,19 +118,19 @@ def bench(
 
     mtp-gguf bench model.gguf --full -o results
     """
-    with usage_of("--prompts"):
+    with options.usage_of("--prompts"):
         kinds = parse_sets(prompts)
-    with usage_of("--depths"):
+    with options.usage_of("--depths"):
         asked = None if depths is None else parse_depths(depths)
-    with usage_of("--ctx"):
+    with options.usage_of("--ctx"):
         contexts = parse_contexts(ctx)
     if as_json and as_markdown:
         raise typer.BadParameter("--json and --markdown contradict each other")
     if no_server and llama_server:
         raise typer.BadParameter("--no-server and --llama-server contradict each other")
-    seconds = parse_budget(budget, full)
+    seconds = options.parse_budget(budget, full)
     own = {printable(path.name): read_prompt(path) for path in prompt_file or []}
-    with usage_of("--fastmtp-sizes"):
+    with options.usage_of("--fastmtp-sizes"):
         wanted_sizes = None if fastmtp_sizes is None else parse_sizes(fastmtp_sizes)
     found = local_model(model, head)
     report = open_model(found.head or found.path).head
@@ -170,8 +156,8 @@ def bench(
     tell_crashes()
 
     say_note()
-    gpu_layers = usable_gpu_layers(gpu_layers)
-    options = BenchOptions(
+    gpu_layers = options.usable_gpu_layers(gpu_layers)
+    tasks = BenchOptions(
         budget=seconds,
         kinds=kinds,
         own=own,
@@ -202,7 +188,7 @@ def bench(
 
     try:
         with share_progress("bench") as progress:
-            result = run_bench(found.path, options, Watcher(progress, planned, files.write))
+            result = run_bench(found.path, tasks, Watcher(progress, planned, files.write))
     except MtpGgufError as error:
         raise type(error)(f"{error}{files.what_stays()}") from None
     if as_json:

@@ -5,16 +5,14 @@ from typing import Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.files.new_file import local_files, output_path, write_file
+from mtp_gguf.gguf_tools.files.new_file import output_path
 from mtp_gguf.gguf_tools.heads.carrier import carry as carried
 from mtp_gguf.gguf_tools.heads.carrier import restore, restores_to_the_byte
-from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
 from mtp_gguf.gguf_tools.model import open_model
 
-from .console import CONSOLE
-from .file_report import report_file
+from .file_report import report_file, write_copy
 from .local_model import local_model
-from .options import AsJson, Overwrite, parse_gguf_output
+from .options import AsJson, Overwrite, output_option
 from .progress import reports_errors
 
 
@@ -30,13 +28,9 @@ def carry(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            parser=parse_gguf_output,
-            help="Write to this file or folder (default: MODEL-carrier.gguf, or "
-            "MODEL-original.gguf with --back).",
+        output_option(
+            "Write to this file or folder (default: MODEL-carrier.gguf, or MODEL-original.gguf "
+            "with --back)."
         ),
     ] = None,
     back: Annotated[
@@ -63,15 +57,10 @@ def carry(
     with open_model(path) as opened:
         pattern = "{}-original" if back else "{}-carrier"
         target = output_path(output, opened, pattern)
-        with leaves_nothing(target):
-            spec = restore(opened) if back else carried(opened)
-            write_file("carry", spec, target, local_files(opened), overwrite, CONSOLE)
+        write_copy("carry", target, opened, restore if back else carried, overwrite)
         exact = back or restores_to_the_byte(opened)
-    report_file(
-        target,
-        None if back else "mtp-gguf train-head {} --text FILES",
-        as_json=as_json,
-    )
+    following = None if back else "mtp-gguf train-head {} --text FILES"
+    report_file(target, following, as_json=as_json)
     if not exact and not as_json:
         typer.echo(
             "note: the original is laid out in another way than llama.cpp's tools do it; --back "

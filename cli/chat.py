@@ -19,36 +19,12 @@ import typer
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.files.output import check_output
 
-from . import named_sessions, token_colors
+from . import named_sessions, options, token_colors
 from .chat_commands import Answer, obey
 from .conversation import Conversation
 from .drafting_model import drafting_model, vision_tower
 from .generate import as_utf8, parse_depth
 from .gpu_options import MainGpu, Split, TensorSplit, split_options
-from .options import (
-    SAMPLING,
-    AsJson,
-    Context,
-    CpuMoe,
-    FrequencyPenalty,
-    GpuLayers,
-    HeadFile,
-    Images,
-    LoadedType,
-    MinP,
-    Mmproj,
-    ModelName,
-    NoColor,
-    PresencePenalty,
-    RepeatPenalty,
-    Seed,
-    System,
-    Threads,
-    TopK,
-    TopP,
-    depth_option,
-    sampler_seed,
-)
 from .progress import reports_errors
 from .session_option import SessionFile
 
@@ -73,12 +49,12 @@ class Reasoning(str, Enum):
 
 @reports_errors
 def chat(
-    model: ModelName,
+    model: options.ModelName,
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this message first."),
     ] = None,
-    system: System = None,
+    system: options.System = None,
     reasoning: Annotated[
         Reasoning,
         typer.Option(
@@ -96,8 +72,8 @@ def chat(
             help="Think for at most N tokens; -1: as many as the context holds.",
         ),
     ] = -1,
-    mmproj: Mmproj = None,
-    images: Images = None,
+    mmproj: options.Mmproj = None,
+    images: options.Images = None,
     n: Annotated[
         int,
         typer.Option(
@@ -117,35 +93,34 @@ def chat(
             "without NAME, the last one with this model.",
         ),
     ] = None,
-    context: Context = 8192,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    n_cpu_moe: CpuMoe = 0,
+    context: options.Context = 8192,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = 0,
+    n_cpu_moe: options.CpuMoe = 0,
     split_mode: Split = None,
     tensor_split: TensorSplit = None,
     main_gpu: MainGpu = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
+        options.sampling_option(
             "--temp",
             min=0.0,
             max=100.0,
-            rich_help_panel=SAMPLING,
             help="Sample at this temperature; 0: greedy (default: the file's, else 0.8).",
         ),
     ] = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repeat_penalty: RepeatPenalty = None,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    seed: Seed = -1,
-    depth: Annotated[str | None, depth_option()] = None,
-    head: HeadFile = None,
-    mtp_type: LoadedType = None,
-    plain: NoColor = False,
-    as_json: AsJson = False,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    seed: options.Seed = -1,
+    depth: Annotated[str | None, options.depth_option()] = None,
+    head: options.HeadFile = None,
+    mtp_type: options.LoadedType = None,
+    plain: options.NoColor = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Chat with a model in the terminal, drafting with its MTP head.
 
@@ -204,7 +179,7 @@ def chat(
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
         )
-        conversation = Conversation(answers, sampling, sampler_seed(seed), system, n)
+        conversation = Conversation(answers, sampling, options.sampler_seed(seed), system, n)
         if name is not None:
             session = named_sessions.path_of(name, llm)
         if session is not None:

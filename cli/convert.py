@@ -1,5 +1,6 @@
 """`mtp-gguf convert`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,26 +19,9 @@ from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
 
+from . import options
 from .console import CONSOLE
 from .file_report import describe_head, describe_tower
-from .options import (
-    DRAFT,
-    HEAD,
-    AsJson,
-    FastMtp,
-    FastMtpCorpus,
-    FastMtpIds,
-    Force,
-    LeastAcceptance,
-    MtpF16,
-    NoCheck,
-    Overwrite,
-    Revision,
-    Threads,
-    head_type_option,
-    output_option,
-    parse_bytes,
-)
 from .plan_report import (
     choice_text,
     heads_text,
@@ -50,8 +34,9 @@ from .plan_report import (
 )
 from .progress import reports_errors
 
-# Panels of the help.
-_PRECISION, _VISION = "Precision", "Vision tower"
+# Options in panels of the help.
+_precision = partial(typer.Option, rich_help_panel="Precision")
+_vision = partial(typer.Option, rich_help_panel="Vision tower")
 
 
 def _complete_mix(incomplete: str) -> list[str]:
@@ -75,31 +60,29 @@ def convert(
     ],
     output: Annotated[
         Path | None,
-        output_option("Write to this file or folder (default: here, named after MODEL)."),
+        options.output_option("Write to this file or folder (default: here, named after MODEL)."),
     ] = None,
     quant: Annotated[
         str,
-        typer.Option(
+        _precision(
             "--quant",
             metavar="MIX",
-            rich_help_panel=_PRECISION,
             help="Quantize the base to this mix of llama-quantize.",
             autocompletion=_complete_mix,
         ),
     ] = DEFAULT_QUANT,
     also: Annotated[
         list[str] | None,
-        typer.Option(
+        _precision(
             "--also",
             metavar="MIX,…",
-            rich_help_panel=_PRECISION,
             help="Also write a file in each of these mixes, reading MODEL once; repeatable.",
         ),
     ] = None,
-    mtp_f16: MtpF16 = False,
+    mtp_f16: options.MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        head_type_option(
+        options.head_type_option(
             "Store the head's matrices in this type, or with auto in the fastest here "
             "(default: Q8_0; as an unquantized base).",
             metavar="TYPE",
@@ -108,151 +91,137 @@ def convert(
     ] = None,
     head_costs: Annotated[
         Path | None,
-        typer.Option(
+        options.head_option(
             "--head-costs",
             metavar="FILE",
-            rich_help_panel=HEAD,
             help="With --mtp-type auto: take what drafts cost from this file, measured on another "
             "machine; if there is no such file, write what is measured here to it, also in a "
             "--dry-run.",
         ),
     ] = None,
     no_mtp: Annotated[
-        bool, typer.Option("--no-mtp", rich_help_panel=HEAD, help="Leave out the MTP head.")
+        bool, options.head_option("--no-mtp", help="Leave out the MTP head.")
     ] = False,
     head_only: Annotated[
         bool,
-        typer.Option(
+        options.head_option(
             "--head-only",
-            rich_help_panel=HEAD,
             help="Write only the head, an mtp- file for llama-server's -md.",
         ),
     ] = False,
     mtp_from: Annotated[
         str | None,
-        typer.Option(
+        options.head_option(
             "--from",
             metavar="MODEL",
-            rich_help_panel=HEAD,
             help="Take the head from this model: folder, OWNER/NAME, or GGUF.",
         ),
     ] = None,
     tensor_type: Annotated[
         list[str] | None,
-        typer.Option(
+        _precision(
             "--tensor-type",
             metavar="REGEX=TYPE",
-            rich_help_panel=_PRECISION,
             help="Store the tensors that match REGEX in TYPE; repeatable.",
         ),
     ] = None,
     target_size: Annotated[
         str | None,
-        typer.Option(
+        _precision(
             "--target-size",
             metavar="N(K|M|G)",
-            rich_help_panel=_PRECISION,
             help="Choose types that differ least from MODEL in a file of at most this size: bytes, "
             "or thousands (K), millions (M) or billions (G) of them.",
         ),
     ] = None,
     target_bpw: Annotated[
         float | None,
-        typer.Option(
+        _precision(
             "--target-bpw",
             min=BPW_RANGE[0],
             max=BPW_RANGE[1],
-            rich_help_panel=_PRECISION,
             help="Choose types with at most N bits per weight in all.",
         ),
     ] = None,
     target_kld: Annotated[
         float | None,
-        typer.Option(
+        _precision(
             "--target-kld",
             min=LEAST_KLD,
-            rich_help_panel=_PRECISION,
             help="Choose types for the smallest file with this mean KL divergence (nats).",
         ),
     ] = None,
     target_text: Annotated[
         list[Path] | None,
-        typer.Option(
+        _precision(
             "--target-text",
             metavar="FILE…",
-            rich_help_panel=_PRECISION,
             help="Measure on these texts, for a target or --mtp-type auto (default: a built-in "
             "one).",
         ),
     ] = None,
     prefer: Annotated[
         str | None,
-        typer.Option(
+        _precision(
             "--prefer",
             metavar="|".join(PREFERENCES),
-            rich_help_panel=_PRECISION,
             help="With a target: only choose types that have kernels on this CPU (speed).",
         ),
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
+        _precision(
             "--recipe",
             metavar="FILE",
-            rich_help_panel=_PRECISION,
             help="Take the types of tensors from this file; with a target, write them to it, also "
             "in a --dry-run.",
         ),
     ] = None,
     imatrix: Annotated[
         Path | None,
-        typer.Option(
+        _precision(
             "--imatrix",
             metavar="FILE",
-            rich_help_panel=_PRECISION,
             help="Quantize by this importance matrix of llama-imatrix (GGUF or .dat).",
         ),
     ] = None,
-    fastmtp: FastMtp = None,
+    fastmtp: options.FastMtp = None,
     fastmtp_layout: Annotated[
         DraftLayout,
         typer.Option(
             "--fastmtp-layout",
-            rich_help_panel=DRAFT,
+            rich_help_panel=options.DRAFT,
             help="Store the draft vocabulary as ids in the metadata, or with its own rows.",
         ),
     ] = DEFAULT_LAYOUT,
-    fastmtp_corpus: FastMtpCorpus = None,
-    fastmtp_ids: FastMtpIds = None,
+    fastmtp_corpus: options.FastMtpCorpus = None,
+    fastmtp_ids: options.FastMtpIds = None,
     mmproj: Annotated[
         str | None,
-        typer.Option(
+        _vision(
             "--mmproj",
             metavar="[TYPE]",
-            rich_help_panel=_VISION,
             help="Also write the vision tower: F16, BF16, F32 or Q8_0 (default: F16).",
             autocompletion=_complete_type,
         ),
     ] = None,
     mmproj_only: Annotated[
         bool,
-        typer.Option(
+        _vision(
             "--mmproj-only",
-            rich_help_panel=_VISION,
             help="Write only the vision tower, an mmproj file for llama.cpp.",
         ),
     ] = False,
     sidecar: Annotated[
         str | None,
-        typer.Option(
+        options.head_option(
             "--sidecar",
             metavar="MIX",
-            rich_help_panel=HEAD,
             help="Also write the head by itself in this mix, an mtp- file for llama-server's -md.",
             autocompletion=_complete_mix,
         ),
     ] = None,
-    revision: Revision = None,
+    revision: options.Revision = None,
     tokenizer_pre: Annotated[
         str | None,
         typer.Option(
@@ -277,8 +246,8 @@ def convert(
             "room).",
         ),
     ] = None,
-    threads: Threads = None,
-    overwrite: Overwrite = False,
+    threads: options.Threads = None,
+    overwrite: options.Overwrite = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print sources, targets, types and sizes; write nothing."),
@@ -286,10 +255,10 @@ def convert(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Report which types are quantized by which kernels.")
     ] = False,
-    no_check: NoCheck = False,
-    least_acceptance: LeastAcceptance = LEAST,
-    force: Force = False,
-    as_json: AsJson = False,
+    no_check: options.NoCheck = False,
+    least_acceptance: options.LeastAcceptance = LEAST,
+    force: options.Force = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Convert a checkpoint to one GGUF that includes its MTP head.
 
@@ -348,7 +317,7 @@ def convert(
         head_only=head_only,
         mtp_from=mtp_from,
         tensor_type=tensor_type or (),
-        target_size=parse_bytes(target_size, "--target-size") if target_size else None,
+        target_size=options.parse_bytes(target_size, "--target-size") if target_size else None,
         target_bpw=target_bpw,
         target_kld=target_kld,
         target_text=target_text or (),
@@ -365,7 +334,7 @@ def convert(
         sidecar=sidecar,
         revision=revision,
         tokenizer_pre=tokenizer_pre,
-        split_max_size=parse_bytes(split_max_size) if split_max_size else None,
+        split_max_size=options.parse_bytes(split_max_size) if split_max_size else None,
         stream=stream,
         threads=threads,
         overwrite=overwrite,

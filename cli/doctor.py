@@ -4,6 +4,7 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,12 +157,8 @@ def doctor(
             diagnosis = doctor_checkpoint.diagnose_checkpoint(folder)
     else:
         with open_any_model(model) as opened:
-            size = context or _CONTEXT
-            if head is None:
-                diagnosis = _examined(opened, None, source, size, depth)
-            else:
-                with open_any_model(head) as separate:
-                    diagnosis = _examined(opened, separate, source, size, depth)
+            with open_any_model(head) if head else nullcontext() as separate:
+                diagnosis = _examined(opened, separate, source, context or _CONTEXT, depth)
             if mmproj is not None:
                 with open_any_model(str(mmproj)) as tower:
                     diagnosis = with_tower(diagnosis, opened, tower)
@@ -215,13 +212,13 @@ def _kernel_share(model: Model) -> "KernelShare | None":
 
 def _reports_session(path: Path, *, as_json: bool) -> bool:
     """Report on a session file; False if it is none."""
-    from mtp_gguf.native.sessions.session_file import is_session  # noqa: PLC0415  (NumPy)
+    from mtp_gguf.native.sessions.session_file import check_session, is_session  # noqa: PLC0415  (NumPy)
 
     if not is_session(path):
         return False
     from . import session_report  # noqa: PLC0415
 
-    header = session_report.checked(path)
+    header = check_session(path)
     if as_json:
         typer.echo(json.dumps(session_report.fields(header), indent=1))
         return True

@@ -1,20 +1,19 @@
 """`mtp-gguf extract`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mtp_gguf.gguf_tools.files.new_file import local_files, output_path, write_file
+from mtp_gguf.gguf_tools.files.new_file import output_path
 from mtp_gguf.gguf_tools.heads import transplant
 from mtp_gguf.gguf_tools.heads.head_files import sidecar_name
 from mtp_gguf.gguf_tools.heads.transplant import HeadLayout
 from mtp_gguf.gguf_tools.hub.resolve import open_any_model
-from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
 from mtp_gguf.gguf_tools.model import Model
 
-from .console import CONSOLE
-from .file_report import report_file
+from .file_report import report_file, write_copy
 from .options import AsJson, ModelFile, Overwrite, output_option
 from .progress import reports_errors
 
@@ -58,9 +57,8 @@ def extract(
         target = output_path(output, opened, "mtp-{}" if layout is None else "{}")
         if layout is not None and (output is None or output.is_dir()):
             target = target.with_name(_published_name(opened, target, layout))
-        with leaves_nothing(target):
-            spec = transplant.extract(opened, layout or HeadLayout.GGML_ORG)
-            write_file("extract", spec, target, local_files(opened), overwrite, CONSOLE)
+        make = partial(transplant.extract, layout=layout or HeadLayout.GGML_ORG)
+        write_copy("extract", target, opened, make, overwrite)
     report_file(target, "mtp-gguf graft TRUNK.gguf --from {}", as_json=as_json)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,9 @@ from mtp_gguf.convert.options import DraftOptions
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.in_place import hide_list, replace_list
-from mtp_gguf.gguf_tools.files.new_file import local_files, output_path, write_file
+from mtp_gguf.gguf_tools.files.new_file import output_path
 from mtp_gguf.gguf_tools.files.output import check_output
-from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, write
+from mtp_gguf.gguf_tools.files.rewrite import write
 from mtp_gguf.gguf_tools.heads.draft_list import (
     DraftList,
     list_faults,
@@ -30,24 +31,9 @@ from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.machine.text_files import paragraphs
 from mtp_gguf.gguf_tools.model import Model
 
-from .console import CONSOLE
-from .file_report import report_file
+from . import options
+from .file_report import report_file, write_copy
 from .local_model import local_model
-from .options import (
-    AsJson,
-    Command,
-    Context,
-    GpuLayers,
-    Group,
-    ModelFile,
-    Overwrite,
-    Temperature,
-    corpus_option,
-    ids_option,
-    output_option,
-    spelled,
-    usable_gpu_layers,
-)
 from .progress import byte_progress, reports_errors
 
 _SHOWN_TOKENS = 24
@@ -55,13 +41,13 @@ _SHOWN_TOKENS = 24
 _OPTIONS = {"--fastmtp-corpus": "--corpus", "--fastmtp-ids": "--ids", "--fastmtp": "--size"}
 
 app = typer.Typer(
-    cls=Group, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False
+    cls=options.Group, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False
 )
 
 
 _Output = Annotated[
     Path | None,
-    output_option("Write to this file or folder (default: MODEL-….gguf)."),
+    options.output_option("Write to this file or folder (default: MODEL-….gguf)."),
 ]
 _InPlace = Annotated[
     bool,
@@ -89,21 +75,21 @@ def _fastmtp() -> None:
     """
 
 
-@app.command("add", cls=Command)
+@app.command("add", cls=options.Command)
 @reports_errors
 def add(
-    model: ModelFile,
+    model: options.ModelFile,
     size: _Size = None,
-    corpus: Annotated[list[Path] | None, corpus_option("--corpus")] = None,
-    ids: Annotated[Path | None, ids_option("--ids")] = None,
+    corpus: Annotated[list[Path] | None, options.corpus_option("--corpus")] = None,
+    ids: Annotated[Path | None, options.ids_option("--ids")] = None,
     layout: Annotated[
         DraftLayout,
         typer.Option("--layout", help="Store only ids, or rows of the output layer too."),
     ] = DraftLayout.IDS,
     output: _Output = None,
     in_place: _InPlace = False,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Add a draft vocabulary to a GGUF, or replace the one it has.
 
@@ -116,19 +102,19 @@ def add(
 
     mtp-gguf fastmtp add model.gguf --corpus notes.txt --in-place
     """
-    options = DraftOptions.parse(size, corpus, ids, "--")
+    ranking = DraftOptions.parse(size, corpus, ids, "--")
     if in_place and (output is not None or layout is not DraftLayout.IDS):
         raise typer.BadParameter("--in-place cannot be combined with --output or another layout")
-    _check_place(model, in_place)
+    _check_place(model, in_place, output)
     note = _notes(as_json)
-    with open_any_model(_loadable(model) if options.corpus else model) as opened:
+    with open_any_model(_loadable(model) if ranking.corpus else model) as opened:
         check_head(opened)
         old = read_draft_list(opened)
         from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415  (loads llama.cpp)
 
         tell_crashes()
-        with spelled(_OPTIONS):
-            draft = options.ranked_for(opened)
+        with options.spelled(_OPTIONS):
+            draft = ranking.ranked_for(opened)
         keys = draft.metadata(with_ids=True)
         if old:
             note(f"replaces a list of {len(old.ids)} tokens ({_about(old)})")
@@ -144,44 +130,34 @@ def add(
         else:
             pattern = "mtp-{}-FastMTP" if layout is DraftLayout.SIDECAR else "{}-FastMTP"
             target = output_path(output, opened, pattern)
-            sources = [*local_files(opened), *options.files]
-            with leaves_nothing(target):
-                write_file(
-                    "fastmtp", with_list(opened, keys, layout), target, sources, overwrite, CONSOLE
-                )
+            make = partial(with_list, keys=keys, layout=layout)
+            write_copy("fastmtp", target, opened, make, overwrite, *ranking.files)
     report_file(target, as_json=as_json)
 
 
-@app.command("calibrate", cls=Command)
+@app.command("calibrate", cls=options.Command)
 @reports_errors
 def calibrate(
-    model: ModelFile,
+    model: options.ModelFile,
     prompts: Annotated[
         list[Path],
-        typer.Option(
-            "-f",
-            "--prompt-file",
-            metavar="FILE…",
-            help="Answer the prompts in these files, separated by blank lines.",
-        ),
+        options.prompt_files_option("Answer the prompts in these files, separated by blank lines."),
     ],
     size: _Size = None,
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, help="Generate at most N tokens per prompt.")
     ] = 512,
-    temperature: Temperature = 0.8,
+    temperature: options.Temperature = 0.8,
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=(1 << 32) - 2, help="Seed the sampler with N.")
     ] = 1,
-    context: Context = 4096,
-    gpu_layers: GpuLayers = 0,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompts without the chat template.")
-    ] = False,
+    context: options.Context = 4096,
+    gpu_layers: options.GpuLayers = 0,
+    raw: options.Raw = False,
     output: _Output = None,
     in_place: _InPlace = False,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Add a draft vocabulary that is ranked by the model's own output.
 
@@ -199,10 +175,8 @@ def calibrate(
     from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415
 
     tell_crashes()
-    gpu_layers = usable_gpu_layers(gpu_layers)
-    if in_place and output is not None:
-        raise typer.BadParameter("--in-place and --output contradict each other")
-    _check_place(model, in_place)
+    gpu_layers = options.usable_gpu_layers(gpu_layers)
+    _check_place(model, in_place, output)
     note = _notes(as_json)
     texts = paragraphs(prompts)
     settings = Generation(tokens, temperature, seed, context, not raw, gpu_layers)
@@ -213,7 +187,7 @@ def calibrate(
             check_output(target, [*opened.paths, *prompts], overwrite)
         with leaves_nothing(target), byte_progress("write", len(texts) * tokens) as progress:
             answers = generate(opened.paths[0], texts, settings)
-            with spelled(_OPTIONS):
+            with options.spelled(_OPTIONS):
                 draft = rank_by_own_output(opened, answers, size, progress)
         keys = draft.metadata(with_ids=True)
         shares = (f"{n}: {share:.1%}" for n, share in draft.coverage.items())
@@ -223,9 +197,8 @@ def calibrate(
         if in_place:
             note(_change(opened, keys))
         else:
-            spec = with_list(opened, keys, DraftLayout.IDS)
-            with leaves_nothing(target):
-                write_file("fastmtp", spec, target, [*opened.paths, *prompts], overwrite, CONSOLE)
+            make = partial(with_list, keys=keys, layout=DraftLayout.IDS)
+            write_copy("fastmtp", target, opened, make, overwrite, *prompts)
     report_file(target, as_json=as_json)
 
 
@@ -234,8 +207,10 @@ def _notes(as_json: bool) -> Callable[[str], None]:
     return lambda text: typer.echo(text, err=as_json)
 
 
-def _check_place(model: str, in_place: bool) -> None:
-    """Raise a usage error for --in-place with a model that is not a local file."""
+def _check_place(model: str, in_place: bool, output: Path | None) -> None:
+    """Raise a usage error for --in-place with --output, or a model that is not a local file."""
+    if in_place and output is not None:
+        raise typer.BadParameter("--in-place and --output contradict each other")
     if in_place and (hub_gguf(model) or is_remote(model)):
         raise typer.BadParameter(
             f"--in-place changes a local file, and {model} is not one; write a new file with "
@@ -248,14 +223,14 @@ def _loadable(model: str) -> str:
     return str(local_model(model, drafts=False).path)
 
 
-@app.command("remove", cls=Command)
+@app.command("remove", cls=options.Command)
 @reports_errors
 def remove(
-    model: ModelFile,
+    model: options.ModelFile,
     output: _Output = None,
     in_place: _InPlace = False,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Remove the draft vocabulary of a GGUF.
 
@@ -266,9 +241,7 @@ def remove(
 
     mtp-gguf fastmtp remove model.gguf -o plain.gguf
     """
-    if in_place and output is not None:
-        raise typer.BadParameter("--in-place and --output contradict each other")
-    _check_place(model, in_place)
+    _check_place(model, in_place, output)
     with open_any_model(model) as opened:
         draft = read_draft_list(opened)
         if draft is None:
@@ -278,20 +251,18 @@ def remove(
             _notes(as_json)(_change(opened, None))
         else:
             target = output_path(output, opened, "{}-no-FastMTP")
-            with leaves_nothing(target):
-                spec = without_list(opened)
-                write_file("fastmtp", spec, target, local_files(opened), overwrite, CONSOLE)
+            write_copy("fastmtp", target, opened, without_list, overwrite)
     report_file(target, as_json=as_json)
 
 
-@app.command("show", cls=Command)
+@app.command("show", cls=options.Command)
 @reports_errors
 def show(
-    model: ModelFile,
+    model: options.ModelFile,
     ids: Annotated[
         bool, typer.Option("--ids", help="Print only the ids in rank order, one per line.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the draft vocabulary of a GGUF, and whether it is valid.
 
@@ -340,15 +311,12 @@ def _change(model: Model, keys: Mapping[str, Value] | None) -> str:
     reason = hide_list(path, file) if keys is None else replace_list(path, file, keys)
     if reason is None:
         return "changed in place"
-    _write_anew(path, rewritten(model.first, keys or {}))
-    return f"written anew: {reason}"
-
-
-def _write_anew(path: Path, spec: OutputSpec) -> None:
+    spec = rewritten(model.first, keys or {})
     mode = path.stat().st_mode
     with byte_progress("fastmtp", spec.nbytes) as progress:
         write(path, spec, progress)
     os.chmod(path, mode & 0o7777)
+    return f"written anew: {reason}"
 
 
 def _about(draft: DraftList) -> str:

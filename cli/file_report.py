@@ -1,21 +1,48 @@
 """Name, write and report the output of commands that rewrite a GGUF."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from mtp_gguf.gguf_tools.files.new_file import head_warnings
+from mtp_gguf.gguf_tools.files.new_file import head_warnings, local_files, write_file
+from mtp_gguf.gguf_tools.files.rewrite import OutputSpec
 from mtp_gguf.gguf_tools.heads.acceptance import read_stored
 from mtp_gguf.gguf_tools.heads.drafters import Drafter
 from mtp_gguf.gguf_tools.heads.head import HeadReport
+from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
 from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.machine.text import count_types, human_bytes, printable
+from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.model import list_tensors as read_listing
-from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.vision import VisionTower
+
+from .console import CONSOLE
+
+
+def write_copy(
+    title: str,
+    target: Path,
+    model: Model,
+    make: Callable[[Model], OutputSpec],
+    overwrite: bool,
+    *sources: Path,
+) -> None:
+    """Write what `make` plans of a model; an interruption leaves no file.
+
+    sources: further files that the output must not replace.
+    """
+    with leaves_nothing(target):
+        write_file(title, make(model), target, [*local_files(model), *sources], overwrite, CONSOLE)
+
+
+def can_draft(path: Path) -> bool:
+    """Whether a GGUF has a head that can draft."""
+    with open_model(path) as model:
+        return model.head.report.ready
 
 
 def head_of(output: Path) -> HeadReport:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from enum import Enum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -19,38 +20,9 @@ from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.machine.interrupted import Interrupted
 from mtp_gguf.gguf_tools.profile import AUTO, AUTO_MAX_DEPTH, MAX_DEPTH
 
-from . import session_option, token_colors
+from . import options, session_option, token_colors
 from .drafting_model import drafting_model, vision_tower
 from .gpu_options import MainGpu, Split, TensorSplit, split_options
-from .options import (
-    SAMPLING,
-    AsJson,
-    CacheTypeK,
-    CacheTypeV,
-    Context,
-    CpuMoe,
-    FrequencyPenalty,
-    GpuLayers,
-    HeadFile,
-    Images,
-    LoadedType,
-    Lora,
-    MinP,
-    Mmproj,
-    ModelName,
-    NoColor,
-    PresencePenalty,
-    RepeatPenalty,
-    Seed,
-    Stop,
-    System,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-    depth_option,
-    sampler_seed,
-)
 from .progress import reports_errors
 from .session_option import SessionFile
 
@@ -60,6 +32,7 @@ if TYPE_CHECKING:
     from mtp_gguf.native.session import MtpStats
 
 _DRAFTING = "Drafting"  # panel of the help
+_drafting_option = partial(typer.Option, rich_help_panel=_DRAFTING)
 
 _LARGEST_INPUT = 16 << 20  # bytes of a prompt, a grammar or a schema
 
@@ -74,7 +47,7 @@ class RollbackMode(str, Enum):
 
 @reports_errors
 def generate(
-    model: ModelName,
+    model: options.ModelName,
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="Continue this text (default: standard input)."),
@@ -95,9 +68,9 @@ def generate(
             "--chat", help="Answer the prompt as a user message in the model's chat template."
         ),
     ] = False,
-    system: System = None,
-    image: Images = None,
-    mmproj: Mmproj = None,
+    system: options.System = None,
+    image: options.Images = None,
+    mmproj: options.Mmproj = None,
     n: Annotated[
         int,
         typer.Option(
@@ -107,118 +80,108 @@ def generate(
             help="Generate at most N tokens; 0: read the prompt only, -1: fill the context.",
         ),
     ] = 256,
-    stop: Stop = None,
+    stop: options.Stop = None,
     session: SessionFile = None,
-    context: Context = 4096,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    n_cpu_moe: CpuMoe = 0,
+    context: options.Context = 4096,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = 0,
+    n_cpu_moe: options.CpuMoe = 0,
     split_mode: Split = None,
     tensor_split: TensorSplit = None,
     main_gpu: MainGpu = None,
-    lora: Lora = None,
-    cache_type_k: CacheTypeK = None,
-    cache_type_v: CacheTypeV = None,
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repeat_penalty: RepeatPenalty = None,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    seed: Seed = 0,
+    lora: options.Lora = None,
+    cache_type_k: options.CacheTypeK = None,
+    cache_type_v: options.CacheTypeV = None,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    seed: options.Seed = 0,
     grammar_file: Annotated[
         Path | None,
-        typer.Option(
+        options.sampling_option(
             metavar="FILE",
-            rich_help_panel=SAMPLING,
             help="Constrain the text to the GBNF grammar in this file.",
         ),
     ] = None,
     json_schema: Annotated[
         str | None,
-        typer.Option(
+        options.sampling_option(
             "-j",
             "--json-schema",
             metavar="SCHEMA",
-            rich_help_panel=SAMPLING,
             help="Constrain the text to JSON of this schema; {} for any JSON object.",
         ),
     ] = None,
-    depth: Annotated[str | None, depth_option(_DRAFTING)] = None,
+    depth: Annotated[str | None, options.depth_option(_DRAFTING)] = None,
     max_depth: Annotated[
         int | None,
-        typer.Option(
+        _drafting_option(
             min=0,
             max=MAX_DEPTH,
-            rich_help_panel=_DRAFTING,
             help=f"Draft at most N tokens with --depth auto (default: {AUTO_MAX_DEPTH}).",
         ),
     ] = None,
-    head: HeadFile = None,
-    mtp_type: LoadedType = None,
+    head: options.HeadFile = None,
+    mtp_type: options.LoadedType = None,
     lookup: Annotated[
         bool | None,
-        typer.Option(
+        _drafting_option(
             "--lookup/--no-lookup",
-            rich_help_panel=_DRAFTING,
             help="Also draft from earlier text (default: with depth auto and fast rollback).",
             show_default=False,
         ),
     ] = None,
     lookup_file: Annotated[
         list[Path] | None,
-        typer.Option(
+        _drafting_option(
             metavar="PATH",
-            rich_help_panel=_DRAFTING,
             help="Also draft from this text file or folder of them; repeatable.",
         ),
     ] = None,
     rollback: Annotated[
         RollbackMode,
-        typer.Option(
-            rich_help_panel=_DRAFTING,
+        _drafting_option(
             help="Roll back rejected drafts this way; auto: as tuned, else snapshot.",
         ),
     ] = RollbackMode.AUTO,
     exact: Annotated[
         bool,
-        typer.Option(
+        _drafting_option(
             "--exact",
-            rich_help_panel=_DRAFTING,
             help="Generate the same greedy text at every depth, to the byte.",
         ),
     ] = False,
     fastmtp_size: Annotated[
         int | None,
-        typer.Option(
+        _drafting_option(
             min=-1,
-            rich_help_panel=_DRAFTING,
             help="Use N rows of the draft vocabulary, or of one that is made if the file has none; "
             "0: all, -1: no list (default: as tuned, else all).",
         ),
     ] = None,
     draft_threads: Annotated[
         int | None,
-        typer.Option(
+        _drafting_option(
             min=0,
-            rich_help_panel=_DRAFTING,
             help="Draft with N CPU threads; 0: as many as the trunk (default: as tuned, else 0).",
         ),
     ] = None,
     no_profile: Annotated[
         bool,
-        typer.Option(
+        _drafting_option(
             "--no-profile",
-            rich_help_panel=_DRAFTING,
             help="Ignore the settings that `mtp-gguf tune` found.",
         ),
     ] = False,
-    plain: NoColor = False,
+    plain: options.NoColor = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Report speed, acceptance, device and libraries.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Complete a text, drafting with the model's MTP head.
 
@@ -253,7 +216,7 @@ def generate(
         raise typer.BadParameter("--session is for text; leave out --image")
     text = _prompt(prompt, prompt_file, optional=session is not None and session.exists())
     constraint = _constraint(grammar_file, json_schema)
-    seed = sampler_seed(seed)
+    seed = options.sampler_seed(seed)
     llm = drafting_model(
         model,
         head,

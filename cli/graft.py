@@ -11,22 +11,9 @@ from mtp_gguf.gguf_tools.heads.acceptance import LEAST
 from mtp_gguf.gguf_tools.hub.resolve import names_gguf
 from mtp_gguf.gguf_tools.machine.shell import quoted
 
+from . import options
 from .console import CONSOLE
 from .file_report import file_fields, report_file
-from .options import (
-    AsJson,
-    FastMtp,
-    FastMtpCorpus,
-    FastMtpIds,
-    Force,
-    LeastAcceptance,
-    MtpF16,
-    NoCheck,
-    Overwrite,
-    Revision,
-    head_type_option,
-    output_option,
-)
 from .progress import reports_errors
 
 if TYPE_CHECKING:
@@ -52,25 +39,25 @@ def graft(
         ),
     ],
     output: Annotated[
-        Path | None, output_option("Write to this file or folder (default: BASE-MTP.gguf).")
+        Path | None, options.output_option("Write to this file or folder (default: BASE-MTP.gguf).")
     ] = None,
-    mtp_f16: MtpF16 = False,
+    mtp_f16: options.MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        head_type_option(
+        options.head_type_option(
             "Store the head's matrices in this type (default: Q8_0); a GGUF's head is copied "
             "as it is."
         ),
     ] = None,
-    fastmtp: FastMtp = None,
-    fastmtp_corpus: FastMtpCorpus = None,
-    fastmtp_ids: FastMtpIds = None,
-    revision: Revision = None,
-    overwrite: Overwrite = False,
-    no_check: NoCheck = False,
-    least_acceptance: LeastAcceptance = LEAST,
-    force: Force = False,
-    as_json: AsJson = False,
+    fastmtp: options.FastMtp = None,
+    fastmtp_corpus: options.FastMtpCorpus = None,
+    fastmtp_ids: options.FastMtpIds = None,
+    revision: options.Revision = None,
+    overwrite: options.Overwrite = False,
+    no_check: options.NoCheck = False,
+    least_acceptance: options.LeastAcceptance = LEAST,
+    force: options.Force = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Add an MTP head to a GGUF that has none.
 

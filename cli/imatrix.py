@@ -15,49 +15,37 @@ from mtp_gguf.gguf_tools.machine.text import human_bytes
 from mtp_gguf.gguf_tools.machine.text_files import paragraphs, whole_texts
 from mtp_gguf.gguf_tools.model import open_model
 
+from . import options
+from .file_report import can_draft
 from .local_model import local_model
-from .options import (
-    AsJson,
-    GpuLayers,
-    HeadFile,
-    ModelName,
-    Overwrite,
-    Raw,
-    Threads,
-    Windows,
-    WindowSize,
-    output_option,
-    prompt_files_option,
-    text_option,
-    usable_gpu_layers,
-)
 from .progress import reports_errors, share_progress
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.model import BenchModel
+    from mtp_gguf.gguf_tools.imatrix import Calibration
 
 _DEFAULT = "imatrix.gguf"  # llama-imatrix's
 
 
 @reports_errors
 def imatrix(
-    model: ModelName,
+    model: options.ModelName,
     text: Annotated[
         list[Path] | None,
-        text_option(
+        options.text_option(
             "Calibrate with these text files (default: a built-in text in several languages, "
             "with code and chat)."
         ),
     ] = None,
     prompts: Annotated[
         list[Path] | None,
-        prompt_files_option(
+        options.prompt_files_option(
             "Calibrate with the model's answers to the prompts in these files, separated by blank "
             "lines."
         ),
     ] = None,
     output: Annotated[
-        Path | None, output_option(f"Write to this file or folder (default: {_DEFAULT}).")
+        Path | None, options.output_option(f"Write to this file or folder (default: {_DEFAULT}).")
     ] = None,
     merge: Annotated[
         list[Path] | None,
@@ -67,8 +55,8 @@ def imatrix(
             help="Add what this imatrix file of the same model has seen; repeatable.",
         ),
     ] = None,
-    context: WindowSize = 512,
-    chunks: Windows = None,
+    context: options.WindowSize = 512,
+    chunks: options.Windows = None,
     process_output: Annotated[
         bool, typer.Option("--process-output", help="Also collect for output.weight.")
     ] = False,
@@ -78,12 +66,12 @@ def imatrix(
     tokens: Annotated[
         int, typer.Option("-n", "--tokens", min=2, max=4096, help="Tokens of an answer at most.")
     ] = 256,
-    raw: Raw = False,
-    head: HeadFile = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    raw: options.Raw = False,
+    head: options.HeadFile = None,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = 0,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compute the importance matrix of a model's trunk and MTP head.
 
@@ -131,13 +119,13 @@ def imatrix(
     questions = paragraphs(prompts) if prompts else []
     tell_crashes()
     states = [target.with_name(f"{target.name}.{kind}") for kind in ("answers", "resume")]
-    drafts = _can_draft(found.path) or found.head is not None
+    drafts = can_draft(found.path) or found.head is not None
     longest = max((len(question.encode()) for question in questions), default=0)
     with BenchModel(
         found.path,
         n_ctx=max(context, tokens + min(longest, 1 << 15) + 256),
         threads=threads or computing_threads(),
-        gpu_layers=usable_gpu_layers(gpu_layers),
+        gpu_layers=options.usable_gpu_layers(gpu_layers),
         head=found.head,
     ) as loaded:
         try:
@@ -177,38 +165,29 @@ def imatrix(
     for state in states:
         with suppress(FileNotFoundError):
             state.unlink()
-    unseen = {
-        name: int((entry.counts == 0).sum())
-        for name, entry in whole.entries.items()
-        if (entry.counts == 0).any()
-    }
-    _report(target, len(whole.entries), whole.chunks, whole.chunk_size, unseen, drafts, as_json)
+    _report(target, whole, drafts, as_json)
 
 
-def _report(
-    target: Path,
-    entries: int,
-    chunks: int,
-    chunk_size: int,
-    unseen: dict[str, int],
-    head: bool,
-    as_json: bool,
-) -> None:
+def _report(target: Path, whole: "Calibration", head: bool, as_json: bool) -> None:
+    absent = ((name, int((entry.counts == 0).sum())) for name, entry in whole.entries.items())
+    unseen = {name: count for name, count in absent if count}
     if as_json:
         fields: dict[str, Any] = {
             "path": str(target),
             "bytes": target.stat().st_size,
-            "entries": entries,
-            "chunks": chunks,
-            "chunk_size": chunk_size,
+            "entries": len(whole.entries),
+            "chunks": whole.chunks,
+            "chunk_size": whole.chunk_size,
             "head": head,
             "experts_not_seen": unseen,
         }
         typer.echo(json.dumps(fields, indent=1))
         return
     of = "trunk and head" if head else "the trunk; the model has no head that can draft"
-    typer.echo(f"{target}: {human_bytes(target.stat().st_size)}, {entries} tensors of {of}")
-    typer.echo(f"read {chunks} windows of {chunk_size} tokens")
+    typer.echo(
+        f"{target}: {human_bytes(target.stat().st_size)}, {len(whole.entries)} tensors of {of}"
+    )
+    typer.echo(f"read {whole.chunks} windows of {whole.chunk_size} tokens")
     if unseen:
         typer.echo(
             f"warning: no token was routed to {sum(unseen.values())} experts of {len(unseen)} "
@@ -229,8 +208,3 @@ def _shapes(*paths: Path | None) -> dict[str, tuple[int, ...]]:
             with open_model(path) as opened:
                 shapes |= {t.name: t.shape for t in opened.tensors.values()}
     return shapes
-
-
-def _can_draft(path: Path) -> bool:
-    with open_model(path) as opened:
-        return opened.head.report.ready

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -27,8 +28,10 @@ from .console import CONSOLE
 from .help import ReadableHelp
 from .progress import USAGE_ERROR, print_json_error, usage_errors
 
-# Panels of the help.
-HEAD, DRAFT, SAMPLING = "MTP head", "FastMTP draft vocabulary", "Sampling"
+DRAFT = "FastMTP draft vocabulary"  # panel of the help
+# Options in other panels.
+head_option = partial(typer.Option, rich_help_panel="MTP head")
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 
 SEEDS = (1 << 32) - 1  # of samplers; this one is llama.cpp's -1, which stands for a random seed
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -84,7 +87,7 @@ def prompt_files_option(text: str) -> Any:
 
 def head_type_option(text: str, **more: Any) -> Any:
     """Return the option --mtp-type with this help; more: other arguments of typer.Option."""
-    return typer.Option("--mtp-type", rich_help_panel=HEAD, help=text, **more)
+    return head_option("--mtp-type", help=text, **more)
 
 
 def corpus_option(name: str, panel: str | None = None) -> Any:
@@ -146,9 +149,8 @@ LoadedType: TypeAlias = Annotated[
 ]
 MtpF16: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    head_option(
         "--mtp-f16",
-        rich_help_panel=HEAD,
         help="Store the head's matrices in F16; short for --mtp-type F16.",
     ),
 ]
@@ -207,73 +209,66 @@ Temperature: TypeAlias = Annotated[
 ]
 TopK: TypeAlias = Annotated[
     int | None,
-    typer.Option(
+    sampling_option(
         "--top-k",
         min=0,
-        rich_help_panel=SAMPLING,
         help="Sample from the K likeliest tokens; 0: all (default: the file's, else 40).",
     ),
 ]
 TopP: TypeAlias = Annotated[
     float | None,
-    typer.Option(
+    sampling_option(
         "--top-p",
         min=0.0,
         max=1.0,
-        rich_help_panel=SAMPLING,
         help="Sample from the likeliest tokens that add up to P; 1: all (default: the file's, else "
         "0.95).",
     ),
 ]
 MinP: TypeAlias = Annotated[
     float | None,
-    typer.Option(
+    sampling_option(
         "--min-p",
         min=0.0,
         max=1.0,
-        rich_help_panel=SAMPLING,
         help="Drop tokens less likely than P times the likeliest; 0: none (default: the file's, "
         "else 0.05).",
     ),
 ]
 RepeatPenalty: TypeAlias = Annotated[
     float | None,
-    typer.Option(
+    sampling_option(
         "--repeat-penalty",
         min=0.0,
         max=100.0,
-        rich_help_panel=SAMPLING,
         help="Penalize repeated tokens by this factor; 1: none (default: the file's, else 1).",
     ),
 ]
 PresencePenalty: TypeAlias = Annotated[
     float,
-    typer.Option(
+    sampling_option(
         "--presence-penalty",
         min=-100.0,
         max=100.0,
-        rich_help_panel=SAMPLING,
         help="Lower the logits of tokens that occurred by this; 0: none.",
     ),
 ]
 FrequencyPenalty: TypeAlias = Annotated[
     float,
-    typer.Option(
+    sampling_option(
         "--frequency-penalty",
         min=-100.0,
         max=100.0,
-        rich_help_panel=SAMPLING,
         help="Lower the logit of a token by this for each time it occurred; 0: none.",
     ),
 ]
 Seed: TypeAlias = Annotated[
     int,
-    typer.Option(
+    sampling_option(
         "-s",
         "--seed",
         min=-1,
         max=SEEDS,
-        rich_help_panel=SAMPLING,
         help="Seed the sampler with this number; -1: a random one.",
     ),
 ]
@@ -380,6 +375,16 @@ Rounds: TypeAlias = Annotated[
         max=1000,
         help="Measure this many rounds (default: as many as the budget allows).",
     ),
+]
+
+
+Passed: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- OPTIONS]", help="Options for llama-server itself."),
+]
+Host: TypeAlias = Annotated[str, typer.Option("--host", help="Listen at this address.")]
+Port: TypeAlias = Annotated[
+    int, typer.Option("--port", min=1, max=65535, help="Listen at this port.")
 ]
 
 
@@ -614,6 +619,12 @@ def usable_gpu_layers(gpu_layers: int) -> int:
     from mtp_gguf.native.libraries import offload  # noqa: PLC0415  (loads llama.cpp)
 
     return offload.usable_gpu_layers(gpu_layers, CONSOLE.say)
+
+
+def check_passed(words: Sequence[str] | None) -> None:
+    """Raise a usage error unless the words for llama-server begin with an option."""
+    if words and not words[0].startswith("-"):
+        raise typer.BadParameter(f"expected llama-server's options after `--`, found {words[0]!r}")
 
 
 def parse_budget(text: str | None, full: bool) -> float | None:

@@ -28,6 +28,7 @@ from .options import (
     Revision,
     Threads,
     parse_bytes,
+    text_option,
     usage_of,
 )
 from .progress import byte_progress, reports_errors, say
@@ -129,11 +130,8 @@ def publish(
     ] = "50G",  # the most that the hub asks for
     text: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--text",
-            metavar="FILE…",
-            help="Measure quality and acceptance on these text files, as `quality` does, for the "
-            "card.",
+        text_option(
+            "Measure quality and acceptance on these text files, as `quality` does, for the card."
         ),
     ] = None,
     chunks: Annotated[

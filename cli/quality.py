@@ -12,17 +12,8 @@ from mtp_gguf.gguf_tools.files.output import OutputFile, check_output
 from mtp_gguf.gguf_tools.machine.text import printable, utf8_bytes
 from mtp_gguf.gguf_tools.machine.text_files import whole_texts
 
+from . import options
 from .local_model import local_model
-from .options import (
-    AsJson,
-    GpuLayers,
-    Overwrite,
-    Threads,
-    Windows,
-    WindowSize,
-    parse_output,
-    text_option,
-)
 from .progress import reports_errors
 from .quality_run import measure_quality
 
@@ -43,16 +34,18 @@ def quality(
     ],
     text: Annotated[
         list[Path],
-        text_option("Compare on these text files, which neither imatrix nor training has seen."),
+        options.text_option(
+            "Compare on these text files, which neither imatrix nor training has seen."
+        ),
     ],
-    context: WindowSize = 512,
-    chunks: Windows = None,
+    context: options.WindowSize = 512,
+    chunks: options.Windows = None,
     base: Annotated[
         Path | None,
         typer.Option(
             "--kl-divergence-base",
             metavar="FILE",
-            parser=parse_output,
+            parser=options.parse_output,
             help="Keep the reference's logits in this file, in llama-perplexity's format (default: "
             "in the cache).",
         ),
@@ -66,13 +59,13 @@ def quality(
     page: Annotated[
         Path | None,
         typer.Option(
-            "--html", metavar="FILE", parser=parse_output, help="Write a page with plots."
+            "--html", metavar="FILE", parser=options.parse_output, help="Write a page with plots."
         ),
     ] = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = 0,
+    overwrite: options.Overwrite = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare GGUFs with a reference: KL divergence, perplexity, drafting.
 

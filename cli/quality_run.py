@@ -12,6 +12,7 @@ from mtp_gguf.gguf_tools.machine.processors import computing_threads
 from mtp_gguf.gguf_tools.machine.text import human_bytes
 from mtp_gguf.gguf_tools.model import open_model, shard_paths
 
+from .file_report import can_draft
 from .options import usable_gpu_layers
 from .progress import say, share_progress
 
@@ -99,7 +100,7 @@ def measure_quality(
                         partial(_show_window, show, len(windows)),
                         threads=cores,
                     )
-                drafts = measure_drafting(model, windows) if drafting and _can_draft(file) else None
+                drafts = measure_drafting(model, windows) if drafting and can_draft(file) else None
             nbytes = sum(shard.stat().st_size for shard in shard_paths(file))
             candidates.append(Candidate(file.name, nbytes, divergence, drafts))
     except KeyboardInterrupt:
@@ -110,8 +111,3 @@ def measure_quality(
 
 def _show_window(show: Callable[[float, str], None], count: int, done: int) -> None:
     show(done / count, f"window {done} of {count}")
-
-
-def _can_draft(path: Path) -> bool:
-    with open_model(path) as opened:
-        return opened.head.report.ready

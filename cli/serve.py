@@ -48,7 +48,18 @@ from mtp_gguf.server.model import (
 from .gpu_options import MainGpu, Split, TensorSplit
 from .gpu_options import tensor_split as parse_tensor_split
 from .local_model import local_model
-from .options import AsJson, Command, LoadedType, Threads, parse_bytes, spelled
+from .options import (
+    AsJson,
+    Command,
+    Host,
+    LoadedType,
+    Passed,
+    Port,
+    Threads,
+    check_passed,
+    parse_bytes,
+    spelled,
+)
 from .progress import USAGE_ERROR, reports_errors, status_line
 
 _EXAMPLE = """
@@ -94,10 +105,7 @@ def serve(
             "OWNER/NAME:QUANT, hf://OWNER/NAME/FILE.",
         ),
     ] = None,
-    passed: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- OPTIONS]", help="Options for llama-server itself."),
-    ] = None,
+    passed: Passed = None,
     hf_repo: Annotated[
         str | None,
         typer.Option(
@@ -114,8 +122,8 @@ def serve(
             help=f"Run this server (default: from {VARIABLE}, else build-server, else the PATH).",
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Listen at this address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Listen at this port.")] = 8080,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
     allow_public: Annotated[
         bool,
         typer.Option("--allow-public", help="Allow access from other machines without an API key."),
@@ -270,8 +278,7 @@ def serve(
         model = on_hub(hf_repo)
     if model is None:
         raise typer.BadParameter("missing argument", param_hint="MODEL")
-    if passed and not passed[0].startswith("-"):
-        raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
+    check_passed(passed)
     if open_page and print_command:
         raise typer.BadParameter("--open cannot be combined with --print-command")
     if session_size and session_dir is None:

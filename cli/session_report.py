@@ -2,16 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
-from mtp_gguf.native.sessions.session_file import EARLIER, SessionHeader, check_session
-
-
-def checked(path: Path) -> SessionHeader:
-    """Read a session file whole; FormatError if a checksum does not hold."""
-    return check_session(path)
+from mtp_gguf.native.sessions.session_file import EARLIER, SessionHeader
 
 
 def fields(header: SessionHeader) -> dict[str, Any]:

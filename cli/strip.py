@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-from mtp_gguf.gguf_tools.files.new_file import local_files, output_path, write_file
+from mtp_gguf.gguf_tools.files.new_file import output_path
 from mtp_gguf.gguf_tools.heads import transplant
 from mtp_gguf.gguf_tools.hub.resolve import open_any_model
-from mtp_gguf.gguf_tools.machine.interrupted import leaves_nothing
 
-from .console import CONSOLE
-from .file_report import report_file
+from .file_report import report_file, write_copy
 from .options import AsJson, ModelFile, Overwrite, output_option
 from .progress import reports_errors
 
@@ -35,7 +33,5 @@ def strip(
     """
     with open_any_model(model) as opened:
         target = output_path(output, opened, "{}-no-mtp")
-        with leaves_nothing(target):
-            spec = transplant.strip(opened)
-            write_file("strip", spec, target, local_files(opened), overwrite, CONSOLE)
+        write_copy("strip", target, opened, transplant.strip, overwrite)
     report_file(target, "mtp-gguf graft {} --from MODEL", as_json=as_json)

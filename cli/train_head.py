@@ -20,25 +20,9 @@ from mtp_gguf.train.options import (
     TOKENS,
 )
 
+from . import options
 from .console import CONSOLE
 from .file_report import file_fields, report_file
-from .options import (
-    HEAD,
-    AsJson,
-    FastMtp,
-    GpuLayers,
-    LeastAcceptance,
-    MtpF16,
-    NoCheck,
-    Overwrite,
-    Raw,
-    Threads,
-    head_type_option,
-    output_option,
-    parse_output,
-    prompt_files_option,
-    text_option,
-)
 from .progress import reports_errors
 
 
@@ -51,49 +35,49 @@ def train_head(
             help="GGUF whose trunk will run (any shard); also OWNER/NAME:QUANT on the hub.",
         ),
     ],
-    text: Annotated[list[Path] | None, text_option("Train on these text files.")] = None,
+    text: Annotated[list[Path] | None, options.text_option("Train on these text files.")] = None,
     prompts: Annotated[
         list[Path] | None,
-        prompt_files_option(
+        options.prompt_files_option(
             "Train on the model's answers to the prompts in these files, separated by blank lines. "
             "With --text, too, answers and pieces of text are interleaved."
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        output_option(
+        options.output_option(
             "Write to this GGUF, or to this .safetensors file, which gets mtp.* tensors "
             "(default: MODEL-tuned.gguf).",
-            parse_output,
+            options.parse_output,
         ),
     ] = None,
     head_from: Annotated[
         str | None,
-        typer.Option(
+        options.head_option(
             "--head-from",
             metavar="MODEL",
-            rich_help_panel=HEAD,
             help="Start from this head: a GGUF, or a checkpoint (folder, OWNER/NAME).",
         ),
     ] = None,
     from_scratch: Annotated[
         bool,
-        typer.Option("--from-scratch", rich_help_panel=HEAD, help="Start from random weights."),
+        options.head_option("--from-scratch", help="Start from random weights."),
     ] = False,
-    mtp_f16: MtpF16 = False,
+    mtp_f16: options.MtpF16 = False,
     mtp_type: Annotated[
         str | None,
-        head_type_option(
+        options.head_type_option(
             "Store the head's matrices in this type (default: that of MODEL's head, or Q8_0)."
         ),
     ] = None,
     head_only: Annotated[
         bool,
-        typer.Option(
-            "--head-only", rich_help_panel=HEAD, help="Write only the head, to use with --head."
+        options.head_option(
+            "--head-only",
+            help="Write only the head, to use with --head.",
         ),
     ] = False,
-    fastmtp: FastMtp = None,
+    fastmtp: options.FastMtp = None,
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -114,7 +98,7 @@ def train_head(
             help="Cut texts into pieces of N tokens; a prompt with its answer has at most N.",
         ),
     ] = LENGTH.default,
-    raw: Raw = False,
+    raw: options.Raw = False,
     steps: Annotated[
         int,
         typer.Option(
@@ -149,8 +133,8 @@ def train_head(
         str | None,
         typer.Option("--device", help="Train on this PyTorch device (default: a GPU, or cpu)."),
     ] = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = GPU_LAYERS.default,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = GPU_LAYERS.default,
     work: Annotated[
         Path | None,
         typer.Option(
@@ -160,19 +144,19 @@ def train_head(
             "at the end).",
         ),
     ] = None,
-    overwrite: Overwrite = False,
-    no_check: NoCheck = False,
+    overwrite: options.Overwrite = False,
+    no_check: options.NoCheck = False,
     chart: Annotated[
         Path | None,
         typer.Option(
             "--chart",
             metavar="FILE",
-            parser=parse_output,
+            parser=options.parse_output,
             help="Draw what is accepted as training goes on into this PNG.",
         ),
     ] = None,
-    least_acceptance: LeastAcceptance = LEAST,
-    as_json: AsJson = False,
+    least_acceptance: options.LeastAcceptance = LEAST,
+    as_json: options.AsJson = False,
 ) -> None:
     """Train the MTP head of a GGUF for its trunk, quantized as it is.
 

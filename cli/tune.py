@@ -22,25 +22,10 @@ from mtp_gguf.gguf_tools.profile import (
 from mtp_gguf.server.find import ask, find_server
 from mtp_gguf.server.model import open_model
 
+from . import options
 from .bench_table import plan_lines
 from .info import say_note
 from .local_model import local_model
-from .options import (
-    AnswerTokens,
-    AsJson,
-    Budget,
-    Full,
-    GpuLayers,
-    HeadFile,
-    ModelName,
-    PromptFiles,
-    PromptSets,
-    Rounds,
-    Threads,
-    parse_budget,
-    usable_gpu_layers,
-    usage_of,
-)
 from .progress import INTERRUPTED, reports_errors, say, share_progress
 
 if TYPE_CHECKING:
@@ -52,23 +37,23 @@ _SHOWN = 8  # candidates
 
 @reports_errors
 def tune(
-    model: ModelName,
-    prompts: PromptSets = ALL_SETS,
-    prompt_file: PromptFiles = None,
+    model: options.ModelName,
+    prompts: options.PromptSets = ALL_SETS,
+    prompt_file: options.PromptFiles = None,
     max_depth: Annotated[
         int, typer.Option(min=1, max=8, help="Try drafts of at most N tokens.")
     ] = 5,
-    budget: Budget = None,
-    full: Full = False,
-    tokens: AnswerTokens = None,
-    rounds: Rounds = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    head: HeadFile = None,
+    budget: options.Budget = None,
+    full: options.Full = False,
+    tokens: options.AnswerTokens = None,
+    rounds: options.Rounds = None,
+    threads: options.Threads = None,
+    gpu_layers: options.GpuLayers = 0,
+    head: options.HeadFile = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Measure and report; write no profile.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Find the fastest settings for a model here, and store them beside it.
 
@@ -85,9 +70,9 @@ def tune(
 
     mtp-gguf tune model.gguf --budget 2m --dry-run
     """
-    with usage_of("--prompts"):
+    with options.usage_of("--prompts"):
         kinds = parse_sets(prompts)
-    seconds = parse_budget(budget, full)
+    seconds = options.parse_budget(budget, full)
     own = [read_prompt(path) for path in prompt_file or []]
     found = local_model(model, head)
     path = profile_path(found.path)
@@ -107,14 +92,14 @@ def tune(
     tell_crashes()
     say_note()
     _note_other_kernels(model)
-    gpu_layers = usable_gpu_layers(gpu_layers)
+    gpu_layers = options.usable_gpu_layers(gpu_layers)
     used = threads or computing_threads()
     sizes = [0, *(in_use.other_sizes if in_use else ())]
     fewer = sorted({used // 2, 1} - {0, used}, reverse=True)
     # Replay is always the cheapest: the other modes copy states, and decode again.
     rollbacks = ROLLBACKS[:1] if replays(drafting.architecture, gpu_layers) else ROLLBACKS
     space = Space(tuple(range(1, max_depth + 1)), tuple(sizes), rollbacks, (0, *fewer))
-    options = TuneOptions(
+    tasks = TuneOptions(
         space,
         seconds,
         kinds,
@@ -131,7 +116,7 @@ def tune(
             say(line)
 
     with share_progress("tune") as progress:
-        tuned = search(found.path, options, progress, planned)
+        tuned = search(found.path, tasks, progress, planned)
     best = tuned.search
     writes = not (dry_run or tuned.warnings)
     if tuned.profile and writes:  # before printing, since the pipe may be closed

@@ -16,7 +16,17 @@ from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.machine.text import printable
 
 from .local_model import local_model
-from .options import AsJson, FastMtp, FastMtpCorpus, output_option, parse_budget
+from .options import (
+    AsJson,
+    FastMtp,
+    FastMtpCorpus,
+    Host,
+    Passed,
+    Port,
+    check_passed,
+    output_option,
+    parse_budget,
+)
 from .progress import reports_errors
 from .serve import CommandClass as ServeClass
 
@@ -34,10 +44,7 @@ def up(
             help="Checkpoint or GGUF, local or on the hub (OWNER/NAME, OWNER/NAME:QUANT).",
         ),
     ],
-    passed: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- OPTIONS]", help="Options for llama-server itself."),
-    ] = None,
+    passed: Passed = None,
     output: Annotated[
         Path | None,
         output_option("Write a converted or grafted GGUF to this file or folder (default: here)."),
@@ -67,8 +74,8 @@ def up(
         Path | None,
         typer.Option(metavar="FILE", help="Run this server (default: as `mtp-gguf serve`)."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Listen at this address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Listen at this port.")] = 8080,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps; read only names and headers.")
     ] = False,
@@ -90,8 +97,7 @@ def up(
 
     mtp-gguf up model.gguf --skip tune --port 9000 -- -c 32768
     """
-    if passed and not passed[0].startswith("-"):
-        raise typer.BadParameter(f"expected llama-server's options after `--`, found {passed[0]!r}")
+    check_passed(passed)
     from mtp_gguf.convert.plans.precision import FILE_TYPES, unknown_name  # noqa: PLC0415  (slow)
 
     if quant.upper() not in FILE_TYPES:

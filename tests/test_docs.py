@@ -315,6 +315,8 @@ def known_options() -> set[str]:
         if name.endswith(".py"):
             text = (ROOT / name).read_text(encoding="utf-8")
             found |= {*re.findall(r'add_argument\(\s*"(--[\w-]+)"', text)}
+            for numbers in re.findall(r"\(\s*__doc__,\s*(\{.*?\})", text, re.DOTALL):
+                found |= {*re.findall(r'"(--[\w-]+)"', numbers)}  # benchmarks/measuring.py
     texts = [patch.data.decode() for patch in read_patches()]
     texts += [(llama_cpp_source(name) / "common/arg.cpp").read_text() for name in base_names()]
     for text in texts:

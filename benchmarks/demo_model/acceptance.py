@@ -11,18 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
-import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from pathlib import Path
-from typing import Any
 
-START_SECONDS = 120
-REQUEST_SECONDS = 120
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from decode import complete, server
 
 # Half of the primer's kind, with names it has (robots) and has not (planets); half of the library's
 # and of nobody's.
@@ -58,62 +51,6 @@ PROMPTS = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in 
 PROMPTS += BEGINNINGS
 
 
-def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def server(binary: Path, model: Path, depth: int, threads: int) -> Iterator[str]:
-    """A running llama-server that drafts `depth` tokens a cycle; yields its address."""
-    port = free_port()
-    command = [str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["-c", "1024", "-np", "1", "-t", str(threads), "-tb", str(threads)]
-    command += ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
-                    if answer.status == 200:
-                        break
-            except (urllib.error.URLError, ConnectionError):
-                pass
-            if process.poll() is not None:
-                raise RuntimeError(f"llama-server ended with {process.returncode}: {command}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"llama-server not ready after {START_SECONDS} s")
-            time.sleep(0.2)
-        yield address
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def complete(address: str, prompt: str, tokens: int, temperature: float, seed: int) -> Any:
-    """The server's answer to one completion of up to `tokens` tokens."""
-    body = {
-        "prompt": prompt,
-        "n_predict": tokens,
-        "temperature": temperature,
-        "seed": seed,
-        "cache_prompt": False,
-    }
-    request = urllib.request.Request(
-        f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
-        return json.load(answer)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("server", type=Path)
@@ -129,7 +66,8 @@ def main() -> None:
             for temperature in args.temperatures:
                 drafted = accepted = made = 0
                 for seed, prompt in enumerate(PROMPTS, start=1):
-                    answer = complete(address, prompt, args.tokens, temperature, seed)
+                    more = {"temperature": temperature, "seed": seed, "ignore_eos": False}
+                    answer = complete(address, prompt, args.tokens, cache_prompt=False, **more)
                     drafted += answer["timings"].get("draft_n", 0)
                     accepted += answer["timings"].get("draft_n_accepted", 0)
                     made += answer["tokens_predicted"]
