@@ -43,7 +43,7 @@ from .options import (
 from .pipeline import Outcome, run
 from .plans.head_choice import AUTO, choose_head
 from .plans.mix import Choice, Knapsack, exact_overrides, read_recipe, recipe_lines, write_recipe
-from .plans.plan import DraftRequest, Plan, Request
+from .plans.plan import Plan, Request
 from .plans.plan_mmproj import MMPROJ_TYPES, parse_mmproj_type
 from .plans.precision import FILE_TYPES, parse_override, parse_tensor_type, unknown_name
 from .plans.target_mix import Target, choose_types
@@ -164,6 +164,7 @@ def convert(
     check_range("--least-acceptance", least_acceptance, 0, 1)
     draft = DraftOptions.of(fastmtp, fastmtp_corpus, fastmtp_ids)
     layout = _layout(fastmtp_layout)
+    draft = replace(draft, layout=layout)
     if no_mtp and (head_only or mtp_from or head_name or draft.wanted):
         raise OptionError("--no-mtp cannot be combined with other options for the head")
     if layout is not DraftLayout.IDS and not draft.wanted:
@@ -223,9 +224,7 @@ def convert(
         head_type=head_type,
         overrides=overrides,
         imatrix=read_imatrix(imatrix) if imatrix else None,
-        draft=DraftRequest(layout, draft.size, draft.corpus, draft.ids_file)
-        if draft.wanted
-        else None,
+        draft=draft if draft.wanted else None,
         tokenizer_pre=tokenizer_pre,
         split_max_size=split_max_size,
         output=output,

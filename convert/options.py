@@ -31,12 +31,16 @@ _SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """The options for a draft vocabulary; `size` None means the default."""
+    """The options for a draft vocabulary; `size` None means the default.
 
-    wanted: bool
-    size: int | None
-    corpus: tuple[Path, ...]
-    ids_file: Path | None
+    It is ranked by the ids file if there is one, else by the corpus, else by id.
+    """
+
+    wanted: bool = False
+    size: int | None = None
+    corpus: tuple[Path, ...] = ()
+    ids_file: Path | None = None
+    layout: DraftLayout = DEFAULT_LAYOUT
 
     @classmethod
     def parse(
@@ -80,11 +84,9 @@ class DraftOptions:
 
     def ranked_for(self, model: Model) -> "DraftVocabulary":
         """Return the requested draft vocabulary, ranked with the tokenizer of a GGUF."""
-        from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415  (loads llama.cpp)
-
         from .heads.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
 
-        return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)
+        return rank_for_gguf(model, self)
 
 
 def draft_size(size: int | bool | None) -> int | None:

@@ -318,10 +318,10 @@ def _donor(job: Job, base: Model, source: str) -> Iterator[Model]:
         with open_any_model(source) as donor:
             yield donor
         return
-    draft = DraftOptions(False, None, (), None)
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
         target = Path(folder) / "head.gguf"
-        with converted_head(base, source, None, "F32", draft, target, job.progress) as donor:
+        none = DraftOptions()
+        with converted_head(base, source, None, "F32", none, target, job.progress) as donor:
             yield donor
 
 

@@ -10,11 +10,8 @@ values in one tensor and all gates in another.
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import ConfigReader
 from . import qwen
-from .parts import wants
 from .qwen import Entry, QwenModel, Transform
 from .target_model import HeadChoice, TargetModel
-
-__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("Qwen3NextForCausalLM",)
 

@@ -21,8 +21,9 @@ from mtp_gguf.gguf_tools.progress import Progress
 from ..checkpoints.source_rows import SourceRows
 from ..conversion import planned
 from ..families.target_model import HeadChoice
+from ..options import DraftOptions
 from ..pipeline import run
-from .plan import DraftRequest, Request
+from .plan import Request
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.head_speed import HeadSpeed
@@ -140,7 +141,7 @@ def fastest(speeds: "Sequence[HeadSpeed]", usual: int = _USUAL) -> int:
     return other if gain > _GAIN else safe
 
 
-def _sizes(head: Path, draft: DraftRequest | None) -> list[int]:
+def _sizes(head: Path, draft: DraftOptions | None) -> list[int]:
     """Sizes of a draft vocabulary to try, the whole one first; none if there is no choice."""
     if draft is None or draft.size is not None or draft.layout is not DraftLayout.IDS:
         return []

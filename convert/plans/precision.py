@@ -228,7 +228,7 @@ def _write_miniature(
     path: Path, targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
 ) -> None:
     specs = [TensorSpec(t.name, _miniature_shape(t), F32) for t in targets]
-    layout = lay_out(metadata, specs)
+    layout = lay_out({k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}, specs)
     noise = np.random.default_rng(0)
     with path.open("wb") as file:
         file.write(layout.header)
