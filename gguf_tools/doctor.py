@@ -141,7 +141,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
         findings += [*_unloadable(model), *_sidecar(model, separate), *_no_graph(head)]
     if any(f.code in ("architecture", "no-head", "claimed-head") for f in findings):
         findings += _instead(model)
-    findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
+    findings = [replace(f, fix=runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
     return Diagnosis(
         path=str(model.path),
@@ -162,7 +162,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
 def with_tower(diagnosis: Diagnosis, model: Model, file: Model) -> Diagnosis:
     """The diagnosis of `model` with what the mmproj `file` adds to it."""
     tower = file.tower
-    fix = _runnable(f"mtp-gguf convert {original_of(model)} --mmproj-only", model)
+    fix = runnable(f"mtp-gguf convert {original_of(model)} --mmproj-only", model)
     if tower is None:
         texts = [f"{file.path}: expected an mmproj file, found architecture {file.architecture!r}"]
     else:
@@ -329,15 +329,15 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
         "blocks": f"mtp-gguf convert {original} --mtp-f16",
         "no-head": added,
         "claimed-head": added,
-        "hidden-head": _regraft(head, str(head.path)),
-        "block-count": _regraft(head, str(head.path)),
-        "recurrent-layers": _regraft(head, str(head.path)),
-        "layers": _regraft(head, str(head.path)),
+        "hidden-head": regraft(head, str(head.path)),
+        "block-count": regraft(head, str(head.path)),
+        "recurrent-layers": regraft(head, str(head.path)),
+        "layers": regraft(head, str(head.path)),
         "shared-tensors": f"mtp-gguf convert {original} --mtp-f16",
         "draft-vocabulary": _new_list(head),
     }
     for fault in head.head.faults:
-        fix = fixes.get(fault.code, _regraft(head, original))
+        fix = fixes.get(fault.code, regraft(head, original))
         yield Finding(fault.code, Severity.FAULT, fault.text, fix)
 
 
@@ -359,7 +359,7 @@ def _load_findings(model: Model, head: Model) -> Iterator[Finding]:
 def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
     """Check that norm weights are the checkpoint's plus 1, as llama.cpp expects."""
     norms = {name: _values(head, name) for name in head.head.suffixes if _is_norm(head, name)}
-    fix = _regraft(head, original_of(head))
+    fix = regraft(head, original_of(head))
     for name, values in norms.items():
         if not all(map(math.isfinite, values)):
             yield Finding(
@@ -392,7 +392,7 @@ def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
 
 def value_findings(head: Model) -> Iterator[Finding]:
     """Findings for a head whose tensors are not finite, or whose matrices are all zero."""
-    return findings_of(head_values(head), _regraft(head, original_of(head)))
+    return findings_of(head_values(head), regraft(head, original_of(head)))
 
 
 def findings_of(values: HeadValues, fix: str) -> Iterator[Finding]:
@@ -430,7 +430,7 @@ def _precision(head: Model) -> Iterator[Finding]:
             Severity.WARNING,
             f"{len(low)} matrices of the head are {', '.join(kinds)}, below 4 bits, where drafts "
             "were found to be worse",
-            f"{_regraft(head, original_of(head))} --mtp-type Q8_0",
+            f"{regraft(head, original_of(head))} --mtp-type Q8_0",
         )
 
 
@@ -538,14 +538,15 @@ def _values(model: Model, name: str) -> Sequence[float]:
     return values
 
 
-def _regraft(head: Model, source: str) -> str:
+def regraft(head: Model, source: str) -> str:
+    """The command that replaces the head of a file by that of another model."""
     return (
         f"mtp-gguf strip {quoted(head.path)} -o trunk.gguf && "
         f"mtp-gguf graft trunk.gguf --from {quoted(source)} -o fixed.gguf"
     )
 
 
-def _runnable(fix: str, *models: Model) -> str:
+def runnable(fix: str, *models: Model) -> str:
     """The command with remote files downloaded first, unless it reads remote files itself.
 
     Empty for a conversion of an architecture that `convert` does not know.
