@@ -80,7 +80,7 @@ def _ctype(declared: str) -> Any:
         found, stars = c_char_p, stars - 1
     elif name in _SCALARS:
         found = _SCALARS[name]
-    elif struct := globals().get("".join(part.title() for part in name.split("_")[1:])):
+    elif struct := globals().get(_class_name(name)):
         found = struct
     else:
         found, stars = (c_void_p, stars - 1) if stars else (None, 0)
@@ -89,92 +89,33 @@ def _ctype(declared: str) -> Any:
     return found
 
 
-def _fields(struct: str) -> list[tuple[str, Any]]:
-    """Return the fields of a struct of the header."""
-    (body,) = re.findall(rf"typedef struct {struct} \{{(.*?)\}} {struct};", _CODE, re.DOTALL)
-    found = re.findall(r"([^;]*?)(\w+)(?:\[(\w+)\])?;", body)
-    return [
-        (name, _ctype(kind) * _NUMBERS[count] if count else _ctype(kind))
-        for kind, name, count in found
+def _class_name(struct: str) -> str:
+    return "".join(part.title() for part in struct.split("_")[1:])
+
+
+def _struct(name: str) -> Any:
+    """Return the class of a struct of the header."""
+    (body,) = re.findall(rf"typedef struct {name} \{{(.*?)\}} {name};", _CODE, re.DOTALL)
+    fields = [
+        (field, _ctype(kind) * _NUMBERS[count] if count else _ctype(kind))
+        for kind, field, count in re.findall(r"([^;]*?)(\w+)(?:\[(\w+)\])?;", body)
     ]
+    return type(_class_name(name), (ctypes.Structure,), {"_fields_": fields})
 
 
-class HeadParams(ctypes.Structure):
-    """mtp_head_params."""
-
-    _fields_ = _fields("mtp_head_params")
-
-
-class ImatrixEntry(ctypes.Structure):
-    """mtp_imatrix_entry."""
-
-    _fields_ = _fields("mtp_imatrix_entry")
-
-
-class SessionParams(ctypes.Structure):
-    """mtp_session_params."""
-
-    _fields_ = _fields("mtp_session_params")
-
-
-class SessionStats(ctypes.Structure):
-    """mtp_session_stats."""
-
-    _fields_ = _fields("mtp_session_stats")
-
-
-class Sampling(ctypes.Structure):
-    """mtp_sampling."""
-
-    _fields_ = _fields("mtp_sampling")
-
-
-class CycleOutcome(ctypes.Structure):
-    """mtp_cycle_outcome."""
-
-    _fields_ = _fields("mtp_cycle_outcome")
-
-
-class HeadInfo(ctypes.Structure):
-    """mtp_head_info."""
-
-    _fields_ = _fields("mtp_head_info")
-
-
-class DraftTask(ctypes.Structure):
-    """mtp_draft_task."""
-
-    _fields_ = _fields("mtp_draft_task")
-
-
-class KeptRows(ctypes.Structure):
-    """mtp_kept_rows."""
-
-    _fields_ = _fields("mtp_kept_rows")
-
-
-class CheckpointInfo(ctypes.Structure):
-    """mtp_checkpoint_info."""
-
-    _fields_ = _fields("mtp_checkpoint_info")
-
-
-class SessionFileInfo(ctypes.Structure):
-    """mtp_session_file_info."""
-
-    _fields_ = _fields("mtp_session_file_info")
-
-
-class SessionSection(ctypes.Structure):
-    """mtp_session_section."""
-
-    _fields_ = _fields("mtp_session_section")
-
-
-class SessionField(ctypes.Structure):
-    """mtp_session_field."""
-
-    _fields_ = _fields("mtp_session_field")
+HeadParams = _struct("mtp_head_params")
+ImatrixEntry = _struct("mtp_imatrix_entry")
+SessionParams = _struct("mtp_session_params")
+SessionStats = _struct("mtp_session_stats")
+Sampling = _struct("mtp_sampling")
+CycleOutcome = _struct("mtp_cycle_outcome")
+HeadInfo = _struct("mtp_head_info")
+DraftTask = _struct("mtp_draft_task")
+KeptRows = _struct("mtp_kept_rows")
+CheckpointInfo = _struct("mtp_checkpoint_info")
+SessionFileInfo = _struct("mtp_session_file_info")
+SessionSection = _struct("mtp_session_section")
+SessionField = _struct("mtp_session_field")
 
 
 @cache
