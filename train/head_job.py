@@ -23,10 +23,10 @@ from mtp_gguf.convert.heads.draft_vocabulary import DraftVocabulary, rank_by_cou
 from mtp_gguf.convert.heads.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
 from mtp_gguf.convert.plans.precision import parse_tensor_type
-from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError, raising
 from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.new_file import write_file
-from mtp_gguf.gguf_tools.files.output import OutputFile
+from mtp_gguf.gguf_tools.files.output import write_whole
 from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, inserted, write
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
 from mtp_gguf.gguf_tools.heads.acceptance import reserved
@@ -175,10 +175,8 @@ def _alone(job: Job) -> Iterator[None]:
     path = job.folder / LOCK_NAME
     try:
         with ExitStack() as stack:
-            try:
+            with raising(OutputError, f"{path}: cannot be written"):
                 stack.enter_context(os_files.file_lock(path, occupied))
-            except OSError as error:
-                raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
             try:
                 yield
             finally:
@@ -636,9 +634,7 @@ def _write_checkpoint(target: Path, weights: Weights, facts: dict[str, Any]) -> 
         made = Path(folder) / "mtp.safetensors"
         save_file(checkpoint_head(weights), made, metadata)
         data = made.read_bytes()
-    with OutputFile(target, len(data)) as file:
-        file.write(0, data)
-        file.commit()
+    write_whole(target, data)
 
 
 def _predicted(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.errors import RequestError, raising
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.heads.fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY, default_size
@@ -135,17 +135,16 @@ def rank_by_counts(
 
 def _chunks(path: Path) -> Iterator[str]:
     """The text of a file in chunks of whole lines."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            while lines := file.readlines(_CORPUS_CHUNK):
-                chunk = "".join(lines)
-                if "\0" in chunk:
-                    raise RequestError(
-                        f"--fastmtp-corpus: {path}: expected text in UTF-8, found binary data"
-                    )
-                yield chunk
-    except OSError as error:
-        raise RequestError(f"--fastmtp-corpus: {path}: cannot be read: {error.strerror}") from None
+    option = f"--fastmtp-corpus: {path}"
+    with (
+        raising(RequestError, f"{option}: cannot be read"),
+        path.open(encoding="utf-8", errors="replace") as file,
+    ):
+        while lines := file.readlines(_CORPUS_CHUNK):
+            chunk = "".join(lines)
+            if "\0" in chunk:
+                raise RequestError(f"{option}: expected text in UTF-8, found binary data")
+            yield chunk
 
 
 def rank_by_id(required: Sequence[int], n_vocab: int, size: int) -> DraftVocabulary:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError
-from ..hub.sources import FileSource, Source, ggufs_in
+from ..hub.sources import FileSource, Source, closed_on_failure, ggufs_in
 from ..machine.shell import quoted
 from .json_text import parse_json
 
@@ -184,11 +184,8 @@ def _indexed(path: Path) -> set[str] | None:
 def open_safetensors(path: Path) -> SafetensorsFile:
     """Read the header of the file at `path`; the file stays open for reads of its data."""
     source = FileSource(path)
-    try:
+    with closed_on_failure(source):
         return read_safetensors(source)
-    except BaseException:
-        source.close()
-        raise
 
 
 def read_safetensors(source: Source) -> SafetensorsFile:

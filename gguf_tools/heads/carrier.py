@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import RequestError
-from ..files.format import ArrayRef, TensorSpec, Value, ValueType, lay_out
+from ..files.format import ArrayRef, Value, ValueType, lay_out
 from ..files.rewrite import OutputSpec, TensorCopy, copies, inserted
 from ..machine.shell import quoted
 from ..model import ACCEPTANCE_PREFIX, SPLIT_KEYS, Metadata, Model, header_keys
@@ -156,8 +156,7 @@ def restores_to_the_byte(model: Model) -> bool:
     lost = any(key in SPLIT_KEYS or key.startswith(_LOST_KEYS) for key in file.keys)
     if lost or len(model.files) > 1:
         return False
-    specs = [TensorSpec(t.name, t.shape, t.type) for t in file.tensors]
-    layout = lay_out(header_keys(file), specs)
+    layout = lay_out(header_keys(file), file.tensors)
     return (
         layout.size == file.source.size
         and [*layout.offsets] == [t.offset for t in file.tensors]
