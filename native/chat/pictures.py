@@ -36,9 +36,7 @@ class Pictures:
         check_name(mmproj)
         self._llm = llm
         self._handler: Any = llama_cpp.llama_chat_format.MTMDChatHandler(
-            clip_model_path=str(mmproj),
-            verbose=False,
-            use_gpu=llm.model_params.n_gpu_layers != 0,
+            clip_model_path=str(mmproj), verbose=False, use_gpu=llm.model_params.n_gpu_layers != 0
         )
         _keep_log_quiet(self._handler._mtmd_cpp)
         # The last conversation up to the end of its last picture: `_digest`, and ids.

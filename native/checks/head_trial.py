@@ -62,11 +62,7 @@ def _quartile(values: Sequence[float]) -> float:
 
 
 def _timed(
-    session: Session,
-    token: int,
-    depth: int,
-    sampled: bool,
-    times: tuple[list[float], list[float]],
+    session: Session, token: int, depth: int, sampled: bool, times: tuple[list[float], list[float]]
 ) -> int:
     """Append a token; note the times of drafting and verifying, and return the accepted drafts."""
     before = session.stats()
