@@ -79,13 +79,7 @@ def planned(
         )
     vision = request.mmproj is not None
     with open_checkpoint(
-        model,
-        revision,
-        request.head,
-        mtp_from,
-        vision=vision,
-        say=progress.download,
-        stream=stream,
+        model, revision, request.head, mtp_from, vision=vision, say=progress.download, stream=stream
     ) as checkpoint:
         plans = make_plans(checkpoint, replace(request, model_name=model_name(model)))
         yield Planned(plans, checkpoint, checkpoint.files())

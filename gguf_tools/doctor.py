@@ -23,7 +23,6 @@ from .heads.draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, requ
 from .heads.drafters import Drafter
 from .heads.drafters import misfits as misfits_of_drafter
 from .heads.fastmtp import DraftInUse, DraftLayout, StoredDraftVocabulary, draft_in_use
-from .heads.head import MtpHead
 from .heads.head_files import models_beside, trunks_beside
 from .heads.head_values import HeadValues, head_values
 from .heads.nextn import BLOCKS, CARRIED
@@ -126,7 +125,9 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
     findings = []
     draft = None
     if separate is not None:
-        findings = [*_trunk_findings(model), *_separate(model, separate)]
+        of_trunk = ("architecture", "blocks")
+        findings = [f for f in _head_findings(model, model) if f.code in of_trunk]
+        findings += _separate(model, separate)
     if not findings:
         findings = list(_head_findings(model, head))
     if not findings:
@@ -139,22 +140,22 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
             findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
         findings += [*_unloadable(model), *_sidecar(model, separate), *_no_graph(head)]
-    if any(f.code in ("architecture", "no-head", "claimed-head") for f in findings):
-        findings += _instead(model)
+    lacks_head = any(f.code in ("architecture", "no-head", "claimed-head") for f in findings)
+    if lacks_head and not model.head.is_alone:
+        text = "without a head, generate, chat and serve draft from the text where it repeats"
+        findings.append(Finding("from-text", Severity.NOTE, text))
     findings = [replace(f, fix=runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
+    ours = sound and head.head.kind.ours
+    types = ", ".join(f"{count} {kind}" for kind, count in head.head.types.items()) if sound else ""
     return Diagnosis(
         path=str(model.path),
-        head=_head_text(head.head) if sound else None,
+        head=f"{head.head.blocks_text} ({types})" if sound else None,
         draft=draft,
         runs_with=tuple(_runs_with(model, head, draft)) if sound else (),
-        memory=draft_memory(model, head, draft, context, depth)
-        if sound and head.head.kind.ours
-        else None,
+        memory=draft_memory(model, head, draft, context, depth) if ours else None,
         findings=tuple(sorted(findings, key=lambda f: list(Severity).index(f.severity))),
-        in_use=draft_in_use(draft, model.vocabulary_size or 0)
-        if sound and head.head.kind.ours
-        else None,
+        in_use=draft_in_use(draft, model.vocabulary_size or 0) if ours else None,
         acceptance=read_stored(head, model if separate else None) if sound else None,
     )
 
@@ -232,13 +233,6 @@ def original_of(model: Model) -> str:
         url = model.first.keys.get("general.base_model.0.repo_url")
     match = _HUB_URL.fullmatch(url) if isinstance(url, str) else None
     return match[1] if match else UNKNOWN_ORIGINAL
-
-
-def _trunk_findings(model: Model) -> Iterator[Finding]:
-    """Faults of a trunk whose head is in another file."""
-    for finding in _head_findings(model, model):
-        if finding.code in ("architecture", "blocks"):
-            yield finding
 
 
 def _unloadable(model: Model) -> Iterator[Finding]:
@@ -339,13 +333,6 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
     for fault in head.head.faults:
         fix = fixes.get(fault.code, regraft(head, original))
         yield Finding(fault.code, Severity.FAULT, fault.text, fix)
-
-
-def _instead(model: Model) -> Iterator[Finding]:
-    """Say what drafts in place of a head."""
-    if not model.head.is_alone:
-        text = "without a head, generate, chat and serve draft from the text where it repeats"
-        yield Finding("from-text", Severity.NOTE, text)
 
 
 def _load_findings(model: Model, head: Model) -> Iterator[Finding]:
@@ -513,11 +500,6 @@ def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -
     else:
         libraries = "" if stock else "  (libraries of mtp-gguf build-server, docs/server.md)"
         yield f"mtp-gguf generate {trunk} -p PROMPT{libraries}"
-
-
-def _head_text(head: MtpHead) -> str:
-    types = ", ".join(f"{count} {kind}" for kind, count in head.types.items())
-    return f"{head.blocks_text} ({types})"
 
 
 def _is_norm(model: Model, name: str) -> bool:

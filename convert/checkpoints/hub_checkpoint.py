@@ -126,9 +126,7 @@ def with_local_head(
         held = checkpoint.tensors[name]
         fetched[name] = replace(held, stored=replace(held.stored, offset=offset), source=local)
     return replace(
-        checkpoint,
-        tensors={**checkpoint.tensors, **fetched},
-        sources=(*checkpoint.sources, local),
+        checkpoint, tensors={**checkpoint.tensors, **fetched}, sources=(*checkpoint.sources, local)
     )
 
 

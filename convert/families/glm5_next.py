@@ -35,7 +35,7 @@ _INDEX_EPSILON = 1e-6  # of the indexer's LayerNorm, fixed in transformers
 # The split of GLM's tokenizers, under llama.cpp's name for them.
 _SPLITS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": "glm4",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": "glm4"
 }
 # Roles that llama.cpp's converter gives to these tokens, whatever the files say.
 _TOKENS = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"}

@@ -59,12 +59,7 @@ class TargetModel:
     tokens: Mapping[str, str] = field(default_factory=dict)
 
 
-_TYPES = {
-    bool: ValueType.BOOL,
-    int: ValueType.U32,
-    float: ValueType.F32,
-    str: ValueType.STRING,
-}
+_TYPES = {bool: ValueType.BOOL, int: ValueType.U32, float: ValueType.F32, str: ValueType.STRING}
 
 
 def typed(architecture: str, keys: Mapping[str, Any]) -> dict[str, Value]:

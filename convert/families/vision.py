@@ -18,6 +18,7 @@ import numpy as np
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
 from mtp_gguf.gguf_tools.files.format import Value
+from mtp_gguf.gguf_tools.machine.text import first_of
 from mtp_gguf.gguf_tools.vision import (
     ARCHITECTURE,
     BLOCK,
@@ -110,8 +111,7 @@ def vision_tower(checkpoint: Checkpoint) -> Tower:
         targets += [replace(t, recipe=replace(t.recipe, sources=(name,))) for t in made]
     if wanted:
         raise CheckpointError(
-            f"{checkpoint.folder}: the vision tower is incomplete: {next(iter(wanted))}"
-            f"{f' and {len(wanted) - 1} more are' if len(wanted) > 1 else ' is'} missing"
+            f"{checkpoint.folder}: the vision tower is incomplete: {first_of([*wanted])} missing"
         )
     return Tower(_hparams(dims, text, checkpoint.folder), tuple(targets))
 

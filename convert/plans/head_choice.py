@@ -64,10 +64,8 @@ def choose_head(
     reads_costs = costs_file is not None and costs_file.exists()
     if costs_file is not None and not reads_costs:
         check_output(costs_file, [], overwrite=False)  # before anything is measured
-    folder = request.output if request.output and request.output.is_dir() else None
-    folder = folder or (request.output.parent if request.output else Path())
     cores = threads or computing_threads()
-    with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=folder) as temporary:
+    with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=request.folder) as temporary:
 
         def write(name: str, wanted: Request) -> Path:
             wanted = replace(

@@ -63,6 +63,12 @@ class Request:
     measured: bool = False
     beside: bool = False
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        output = self.output or Path()
+        return output if output.is_dir() else output.parent
+
 
 @dataclass(frozen=True, eq=False)
 class Content:

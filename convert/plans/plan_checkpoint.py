@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import NVFP4
-from mtp_gguf.gguf_tools.heads.fastmtp import (
-    OUTPUT_TENSOR,
-    SHORT_HEAD_SUFFIX,
-    DraftLayout,
-)
+from mtp_gguf.gguf_tools.heads.fastmtp import OUTPUT_TENSOR, SHORT_HEAD_SUFFIX, DraftLayout
 from mtp_gguf.gguf_tools.heads.head import block_of
 from mtp_gguf.gguf_tools.heads.nextn import BLOCKS
 from mtp_gguf.gguf_tools.heads.transplant import check_list_for
@@ -31,15 +27,7 @@ from ..tokenizers.chat_templates import chat_templates
 from ..tokenizers.tokenizer import pre_tokenizer, special_ids, tokenizer_metadata
 from ..tokenizers.tokenizer_files import load_tokenizer
 from .general import general_metadata
-from .plan import (
-    Content,
-    Plan,
-    Request,
-    imatrix_metadata,
-    output_path,
-    plans_of,
-    sidecar_path,
-)
+from .plan import Content, Plan, Request, imatrix_metadata, output_path, plans_of, sidecar_path
 from .plan_mmproj import plan_mmproj
 from .precision import FILE_TYPES
 from .recipe import Recipe, Target
@@ -205,9 +193,7 @@ def nvfp4_scales(nvfp4: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, NDArra
     return scales
 
 
-def nvfp4_metadata(
-    nvfp4: Mapping[str, Sequence[Nvfp4Weight]],
-) -> dict[str, Value]:
+def nvfp4_metadata(nvfp4: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, Value]:
     """Metadata for NVFP4 tensors that need 16-bit activations (ModelOpt's W4A16_NVFP4)."""
     names = sorted(name for name, sources in nvfp4.items() if wants_16_bit_inputs(sources[0]))
     if not names:

@@ -356,10 +356,7 @@ class RemoteSource:
     @contextmanager
     def _request(self, offset: int, length: int) -> "Iterator[requests.Response]":
         """The response to one range request, with its headers checked."""
-        headers = {
-            "Range": f"bytes={offset}-{offset + length - 1}",
-            "Accept-Encoding": "identity",
-        }
+        headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
         if _host(self._direct) == _host(self._url) and (token := _token_for(self._url)):
             headers["Authorization"] = f"Bearer {token}"
         self.requests += 1
