@@ -13,6 +13,7 @@ from mtp_gguf.gguf_tools.progress import Progress
 
 from .checkpoints.checkpoint import Checkpoint
 from .families.target_model import HeadChoice
+from .heads.gguf_draft import rank_for_gguf
 from .heads.head_donor import plan_head, pre_tokenizer_of
 from .options import check_revision
 from .plans.plan import Plan, Request
@@ -90,7 +91,7 @@ def _planned_gguf(
 ) -> Planned:
     draft, files = None, []
     if request.draft:
-        draft, files = request.draft.ranked_for(model), request.draft.files
+        draft, files = rank_for_gguf(model, request.draft), request.draft.files
     donor = _donor(model, mtp_from, request, stack) if mtp_from else None
     plans, weights = make_gguf_plans(model, request, draft, donor)
     sources = [*model.paths, *files]

@@ -5,16 +5,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from mtp_gguf.gguf_tools.errors import OptionError
 from mtp_gguf.gguf_tools.files.torch_file import SUFFIXES as WEIGHT_SUFFIXES
 from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.hub.remote import hub_model
-from mtp_gguf.gguf_tools.model import Model
-
-if TYPE_CHECKING:
-    from .heads.draft_vocabulary import DraftVocabulary
 
 StrPath: TypeAlias = str | Path
 
@@ -81,12 +77,6 @@ class DraftOptions:
     def files(self) -> list[Path]:
         """The files to read, which the output must not replace."""
         return [*self.corpus, *([self.ids_file] if self.ids_file else [])]
-
-    def ranked_for(self, model: Model) -> "DraftVocabulary":
-        """Return the requested draft vocabulary, ranked with the tokenizer of a GGUF."""
-        from .heads.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
-
-        return rank_for_gguf(model, self)
 
 
 def draft_size(size: int | bool | None) -> int | None:
