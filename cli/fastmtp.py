@@ -110,11 +110,12 @@ def add(
     with open_any_model(_loadable(model) if ranking.corpus else model) as opened:
         check_head(opened)
         old = read_draft_list(opened)
+        from mtp_gguf.convert.heads.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
         from mtp_gguf.native.crashes import tell_crashes  # noqa: PLC0415  (loads llama.cpp)
 
         tell_crashes()
         with options.spelled(_OPTIONS):
-            draft = ranking.ranked_for(opened)
+            draft = rank_for_gguf(opened, ranking)
         keys = draft.metadata(with_ids=True)
         if old:
             note(f"replaces a list of {len(old.ids)} tokens ({_about(old)})")

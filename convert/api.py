@@ -1,8 +1,7 @@
 """`mtp_gguf.convert(...)`: the conversion with all options of `mtp-gguf convert`."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,7 @@ from .options import (
 from .pipeline import Outcome, run
 from .plans.head_choice import AUTO, choose_head
 from .plans.mix import Choice, Knapsack, exact_overrides, read_recipe, recipe_lines, write_recipe
-from .plans.plan import DraftRequest, Plan, Request
+from .plans.plan import Plan, Request
 from .plans.plan_mmproj import MMPROJ_TYPES, parse_mmproj_type
 from .plans.precision import FILE_TYPES, parse_override, parse_tensor_type, unknown_name
 from .plans.target_mix import Target, choose_types
@@ -164,6 +163,7 @@ def convert(
     check_range("--least-acceptance", least_acceptance, 0, 1)
     draft = DraftOptions.of(fastmtp, fastmtp_corpus, fastmtp_ids)
     layout = _layout(fastmtp_layout)
+    draft = replace(draft, layout=layout)
     if no_mtp and (head_only or mtp_from or head_name or draft.wanted):
         raise OptionError("--no-mtp cannot be combined with other options for the head")
     if layout is not DraftLayout.IDS and not draft.wanted:
@@ -192,11 +192,13 @@ def convert(
             )
         head = HeadChoice.VISION
         mmproj = mmproj or MMPROJ_TYPES[0]
-    with _option_errors():
-        auto = head_name is not None and head_name.upper() == AUTO
+    auto = head_name is not None and head_name.upper() == AUTO
+    try:
         head_type = parse_tensor_type(head_name, "--mtp-type") if head_name and not auto else None
         overrides = tuple(parse_override(text) for text in listed(tensor_type))
         tower_type = parse_mmproj_type(mmproj) if mmproj else None
+    except RequestError as error:
+        raise OptionError(str(error)) from None
     target = Target(target_size, target_bpw, target_kld)
     if [target_size, target_bpw, target_kld].count(None) < 2:
         raise OptionError("--target-size, --target-bpw and --target-kld contradict each other")
@@ -223,9 +225,7 @@ def convert(
         head_type=head_type,
         overrides=overrides,
         imatrix=read_imatrix(imatrix) if imatrix else None,
-        draft=DraftRequest(layout, draft.size, draft.corpus, draft.ids_file)
-        if draft.wanted
-        else None,
+        draft=draft if draft.wanted else None,
         tokenizer_pre=tokenizer_pre,
         split_max_size=split_max_size,
         output=output,
@@ -256,9 +256,7 @@ def convert(
     else:
         types = read_recipe(recipe) if recipe else {}
     request = replace(
-        request,
-        overrides=(*request.overrides, *exact_overrides(types)),
-        recipe=recipe_lines(types),
+        request, overrides=(*request.overrides, *exact_overrides(types)), recipe=recipe_lines(types)
     )
     with planned(model, revision, mtp_from, request, stream, progress) as conversion:
         result = Converted(conversion.plans, choice, heads)
@@ -279,25 +277,13 @@ def convert(
             warnings = [*warnings, *gate.warnings()]
     checks = {
         plan.shards[0].path: record_acceptance(
-            plan.shards[0].path,
-            progress,
-            least_acceptance,
-            trunk=None if plan.has_trunk else first,
+            plan.shards[0].path, progress, least_acceptance, trunk=None if plan.has_trunk else first
         )
         for plan in result.plans
         if plan.is_measured
     }
     poor = [f"{path}: {check.warning}" for path, check in checks.items() if check.warning]
     return replace(result, outcome=outcome, warnings=(*warnings, *poor), acceptance=checks)
-
-
-@contextmanager
-def _option_errors() -> Iterator[None]:
-    """Make a RequestError about a value one about its option."""
-    try:
-        yield
-    except RequestError as error:
-        raise OptionError(str(error)) from None
 
 
 def _layout(layout: DraftLayout | str) -> DraftLayout:

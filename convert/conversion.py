@@ -13,8 +13,9 @@ from mtp_gguf.gguf_tools.progress import Progress
 
 from .checkpoints.checkpoint import Checkpoint
 from .families.target_model import HeadChoice
-from .heads.head_donor import plan_head
-from .options import DraftOptions, check_revision
+from .heads.gguf_draft import rank_for_gguf
+from .heads.head_donor import plan_head, pre_tokenizer_of
+from .options import check_revision
 from .plans.plan import Plan, Request
 from .plans.plan_checkpoint import make_plans
 from .plans.plan_gguf import Donor, make_gguf_plans
@@ -79,13 +80,7 @@ def planned(
         )
     vision = request.mmproj is not None
     with open_checkpoint(
-        model,
-        revision,
-        request.head,
-        mtp_from,
-        vision=vision,
-        say=progress.download,
-        stream=stream,
+        model, revision, request.head, mtp_from, vision=vision, say=progress.download, stream=stream
     ) as checkpoint:
         plans = make_plans(checkpoint, replace(request, model_name=model_name(model)))
         yield Planned(plans, checkpoint, checkpoint.files())
@@ -96,15 +91,13 @@ def _planned_gguf(
 ) -> Planned:
     draft, files = None, []
     if request.draft:
-        asked = request.draft
-        options = DraftOptions(True, asked.size, asked.corpus, asked.ids_file)
-        draft, files = options.ranked_for(model), options.files
+        draft, files = rank_for_gguf(model, request.draft), request.draft.files
     donor = _donor(model, mtp_from, request, stack) if mtp_from else None
-    made = make_gguf_plans(model, request, draft, donor)
+    plans, weights = make_gguf_plans(model, request, draft, donor)
     sources = [*model.paths, *files]
     if donor is not None:
         sources += donor.checkpoint.files() if donor.checkpoint else donor.model.paths
-    return Planned(made.plans, made.weights, sources)
+    return Planned(plans, weights, sources)
 
 
 def _donor(base: Model, mtp_from: str, request: Request, stack: ExitStack) -> Donor:
@@ -112,14 +105,13 @@ def _donor(base: Model, mtp_from: str, request: Request, stack: ExitStack) -> Do
     if is_gguf(mtp_from):
         return Donor(stack.enter_context(open_model(Path(mtp_from))))
     checkpoint = stack.enter_context(open_headers(mtp_from, HeadChoice.BLOCK))
-    pre = base.first.scalar("tokenizer.ggml.pre")
     asked = Request(
         quant="F16",
         head=HeadChoice.BLOCK,
         head_type=request.head_type,
-        tokenizer_pre=pre if isinstance(pre, str) else None,
+        tokenizer_pre=pre_tokenizer_of(base),
         output=Path("head.gguf"),
     )
-    head = plan_head(checkpoint, asked, Path("head.gguf"), mtp_from)
-    targets = {t.spec.name: t.target for t in head.plan.tensors if t.target is not None}
-    return Donor(head.preview, targets, checkpoint)
+    plan, preview = plan_head(checkpoint, asked, Path("head.gguf"), mtp_from)
+    targets = {t.spec.name: t.target for t in plan.tensors if t.target is not None}
+    return Donor(preview, targets, checkpoint)

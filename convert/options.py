@@ -5,16 +5,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from mtp_gguf.gguf_tools.errors import OptionError
 from mtp_gguf.gguf_tools.files.torch_file import SUFFIXES as WEIGHT_SUFFIXES
 from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.hub.remote import hub_model
-from mtp_gguf.gguf_tools.model import Model
-
-if TYPE_CHECKING:
-    from .heads.draft_vocabulary import DraftVocabulary
 
 StrPath: TypeAlias = str | Path
 
@@ -31,12 +27,16 @@ _SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """The options for a draft vocabulary; `size` None means the default."""
+    """The options for a draft vocabulary; `size` None means the default.
 
-    wanted: bool
-    size: int | None
-    corpus: tuple[Path, ...]
-    ids_file: Path | None
+    It is ranked by the ids file if there is one, else by the corpus, else by id.
+    """
+
+    wanted: bool = False
+    size: int | None = None
+    corpus: tuple[Path, ...] = ()
+    ids_file: Path | None = None
+    layout: DraftLayout = DEFAULT_LAYOUT
 
     @classmethod
     def parse(
@@ -77,14 +77,6 @@ class DraftOptions:
     def files(self) -> list[Path]:
         """The files to read, which the output must not replace."""
         return [*self.corpus, *([self.ids_file] if self.ids_file else [])]
-
-    def ranked_for(self, model: Model) -> "DraftVocabulary":
-        """Return the requested draft vocabulary, ranked with the tokenizer of a GGUF."""
-        from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415  (loads llama.cpp)
-
-        from .heads.gguf_draft import rank_for_gguf  # noqa: PLC0415  (NumPy)
-
-        return rank_for_gguf(model, self.size, self.corpus, self.ids_file, Vocabulary)
 
 
 def draft_size(size: int | bool | None) -> int | None:

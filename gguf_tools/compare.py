@@ -232,10 +232,7 @@ class GgufSide:
 
 
 def compare_tensors(
-    first: Side,
-    second: Side,
-    progress: Callable[[int], None] = lambda _: None,
-    workers: int = 4,
+    first: Side, second: Side, progress: Callable[[int], None] = lambda _: None, workers: int = 4
 ) -> list[TensorDifference]:
     """Compare every tensor of both sides; the largest differences come first.
 
@@ -333,10 +330,7 @@ def _kinds(
     ours: Mapping[str, tuple[tuple[int, ...], str]],
     theirs: Mapping[str, tuple[tuple[int, ...], str]],
 ) -> tuple[str | None, str | None]:
-    return (
-        ours[name][1] if name in ours else None,
-        theirs[name][1] if name in theirs else None,
-    )
+    return (ours[name][1] if name in ours else None, theirs[name][1] if name in theirs else None)
 
 
 def _in_order(

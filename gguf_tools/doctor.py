@@ -23,7 +23,6 @@ from .heads.draft_list import HIDDEN_IDS_KEY, list_faults, read_draft_list, requ
 from .heads.drafters import Drafter
 from .heads.drafters import misfits as misfits_of_drafter
 from .heads.fastmtp import DraftInUse, DraftLayout, StoredDraftVocabulary, draft_in_use
-from .heads.head import MtpHead
 from .heads.head_files import models_beside, trunks_beside
 from .heads.head_values import HeadValues, head_values
 from .heads.nextn import BLOCKS, CARRIED
@@ -126,7 +125,9 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
     findings = []
     draft = None
     if separate is not None:
-        findings = [*_trunk_findings(model), *_separate(model, separate)]
+        of_trunk = ("architecture", "blocks")
+        findings = [f for f in _head_findings(model, model) if f.code in of_trunk]
+        findings += _separate(model, separate)
     if not findings:
         findings = list(_head_findings(model, head))
     if not findings:
@@ -139,22 +140,22 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
             findings += on_draft
     if not any(f.severity is Severity.FAULT for f in findings):
         findings += [*_unloadable(model), *_sidecar(model, separate), *_no_graph(head)]
-    if any(f.code in ("architecture", "no-head", "claimed-head") for f in findings):
-        findings += _instead(model)
-    findings = [replace(f, fix=_runnable(f.fix, model, head)) for f in findings]
+    lacks_head = any(f.code in ("architecture", "no-head", "claimed-head") for f in findings)
+    if lacks_head and not model.head.is_alone:
+        text = "without a head, generate, chat and serve draft from the text where it repeats"
+        findings.append(Finding("from-text", Severity.NOTE, text))
+    findings = [replace(f, fix=runnable(f.fix, model, head)) for f in findings]
     sound = not any(f.severity is Severity.FAULT for f in findings)
+    ours = sound and head.head.kind.ours
+    types = ", ".join(f"{count} {kind}" for kind, count in head.head.types.items()) if sound else ""
     return Diagnosis(
         path=str(model.path),
-        head=_head_text(head.head) if sound else None,
+        head=f"{head.head.blocks_text} ({types})" if sound else None,
         draft=draft,
         runs_with=tuple(_runs_with(model, head, draft)) if sound else (),
-        memory=draft_memory(model, head, draft, context, depth)
-        if sound and head.head.kind.ours
-        else None,
+        memory=draft_memory(model, head, draft, context, depth) if ours else None,
         findings=tuple(sorted(findings, key=lambda f: list(Severity).index(f.severity))),
-        in_use=draft_in_use(draft, model.vocabulary_size or 0)
-        if sound and head.head.kind.ours
-        else None,
+        in_use=draft_in_use(draft, model.vocabulary_size or 0) if ours else None,
         acceptance=read_stored(head, model if separate else None) if sound else None,
     )
 
@@ -162,7 +163,7 @@ def diagnose(model: Model, separate: Model | None, context: int, depth: int) -> 
 def with_tower(diagnosis: Diagnosis, model: Model, file: Model) -> Diagnosis:
     """The diagnosis of `model` with what the mmproj `file` adds to it."""
     tower = file.tower
-    fix = _runnable(f"mtp-gguf convert {original_of(model)} --mmproj-only", model)
+    fix = runnable(f"mtp-gguf convert {original_of(model)} --mmproj-only", model)
     if tower is None:
         texts = [f"{file.path}: expected an mmproj file, found architecture {file.architecture!r}"]
     else:
@@ -232,13 +233,6 @@ def original_of(model: Model) -> str:
         url = model.first.keys.get("general.base_model.0.repo_url")
     match = _HUB_URL.fullmatch(url) if isinstance(url, str) else None
     return match[1] if match else UNKNOWN_ORIGINAL
-
-
-def _trunk_findings(model: Model) -> Iterator[Finding]:
-    """Faults of a trunk whose head is in another file."""
-    for finding in _head_findings(model, model):
-        if finding.code in ("architecture", "blocks"):
-            yield finding
 
 
 def _unloadable(model: Model) -> Iterator[Finding]:
@@ -329,23 +323,16 @@ def _head_findings(model: Model, head: Model) -> Iterator[Finding]:
         "blocks": f"mtp-gguf convert {original} --mtp-f16",
         "no-head": added,
         "claimed-head": added,
-        "hidden-head": _regraft(head, str(head.path)),
-        "block-count": _regraft(head, str(head.path)),
-        "recurrent-layers": _regraft(head, str(head.path)),
-        "layers": _regraft(head, str(head.path)),
+        "hidden-head": regraft(head, str(head.path)),
+        "block-count": regraft(head, str(head.path)),
+        "recurrent-layers": regraft(head, str(head.path)),
+        "layers": regraft(head, str(head.path)),
         "shared-tensors": f"mtp-gguf convert {original} --mtp-f16",
         "draft-vocabulary": _new_list(head),
     }
     for fault in head.head.faults:
-        fix = fixes.get(fault.code, _regraft(head, original))
+        fix = fixes.get(fault.code, regraft(head, original))
         yield Finding(fault.code, Severity.FAULT, fault.text, fix)
-
-
-def _instead(model: Model) -> Iterator[Finding]:
-    """Say what drafts in place of a head."""
-    if not model.head.is_alone:
-        text = "without a head, generate, chat and serve draft from the text where it repeats"
-        yield Finding("from-text", Severity.NOTE, text)
 
 
 def _load_findings(model: Model, head: Model) -> Iterator[Finding]:
@@ -359,7 +346,7 @@ def _load_findings(model: Model, head: Model) -> Iterator[Finding]:
 def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
     """Check that norm weights are the checkpoint's plus 1, as llama.cpp expects."""
     norms = {name: _values(head, name) for name in head.head.suffixes if _is_norm(head, name)}
-    fix = _regraft(head, original_of(head))
+    fix = regraft(head, original_of(head))
     for name, values in norms.items():
         if not all(map(math.isfinite, values)):
             yield Finding(
@@ -392,7 +379,7 @@ def _norms(head: Model, trunk: Model) -> Iterator[Finding]:
 
 def value_findings(head: Model) -> Iterator[Finding]:
     """Findings for a head whose tensors are not finite, or whose matrices are all zero."""
-    return findings_of(head_values(head), _regraft(head, original_of(head)))
+    return findings_of(head_values(head), regraft(head, original_of(head)))
 
 
 def findings_of(values: HeadValues, fix: str) -> Iterator[Finding]:
@@ -430,7 +417,7 @@ def _precision(head: Model) -> Iterator[Finding]:
             Severity.WARNING,
             f"{len(low)} matrices of the head are {', '.join(kinds)}, below 4 bits, where drafts "
             "were found to be worse",
-            f"{_regraft(head, original_of(head))} --mtp-type Q8_0",
+            f"{regraft(head, original_of(head))} --mtp-type Q8_0",
         )
 
 
@@ -515,11 +502,6 @@ def _runs_with(model: Model, head: Model, draft: StoredDraftVocabulary | None) -
         yield f"mtp-gguf generate {trunk} -p PROMPT{libraries}"
 
 
-def _head_text(head: MtpHead) -> str:
-    types = ", ".join(f"{count} {kind}" for kind, count in head.types.items())
-    return f"{head.blocks_text} ({types})"
-
-
 def _is_norm(model: Model, name: str) -> bool:
     tensor = model.tensors[name]
     return "norm" in name and len(tensor.shape) == 1 and tensor.type is F32
@@ -538,14 +520,15 @@ def _values(model: Model, name: str) -> Sequence[float]:
     return values
 
 
-def _regraft(head: Model, source: str) -> str:
+def regraft(head: Model, source: str) -> str:
+    """The command that replaces the head of a file by that of another model."""
     return (
         f"mtp-gguf strip {quoted(head.path)} -o trunk.gguf && "
         f"mtp-gguf graft trunk.gguf --from {quoted(source)} -o fixed.gguf"
     )
 
 
-def _runnable(fix: str, *models: Model) -> str:
+def runnable(fix: str, *models: Model) -> str:
     """The command with remote files downloaded first, unless it reads remote files itself.
 
     Empty for a conversion of an architecture that `convert` does not know.

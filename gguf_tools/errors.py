@@ -14,6 +14,9 @@ The library raises these; commands print the text as one sentence and exit with 
 an OptionError.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class MtpGgufError(Exception):
     """Base of all errors that mtp-gguf raises on purpose."""
@@ -58,3 +61,12 @@ class OutputError(MtpGgufError):
 
 class ServerError(MtpGgufError):
     """A llama-server cannot be found, built or started, or does not support the request."""
+
+
+@contextmanager
+def raising(kind: type[MtpGgufError], fault: str) -> Iterator[None]:
+    """Raise an OSError as an error of ours: `fault`, as "PATH: cannot be read", and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{fault}: {error.strerror}") from None

@@ -15,13 +15,13 @@ only to the model file, the machine and the kernels that it was measured with.
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from .errors import FormatError
-from .files.output import OutputFile
+from .files.output import write_whole
 from .hub.sources import FileSource
 from .machine.system import KERNELS, Machine, this_machine
 from .machine.toml_table import Table, read_table, toml_value
@@ -110,16 +110,13 @@ def identify(model: Path) -> ModelIdentity:
     digest = hashlib.sha256()
     total = 0
     for path in shard_paths(model):
-        source = FileSource(path)
-        try:
+        with closing(FileSource(path)) as source:
             size = source.size
             total += size
             digest.update(size.to_bytes(8, "little"))
             step = max(_SAMPLE_BYTES, size // _SAMPLES)
             for offset in range(0, size, step):
                 digest.update(source.read(offset, min(_SAMPLE_BYTES, size - offset)))
-        finally:
-            source.close()
     return ModelIdentity(total, digest.hexdigest())
 
 
@@ -185,10 +182,7 @@ def write_profile(path: Path, profile: Profile) -> None:
             for other in read_profiles(path)
             if other.model == profile.model and other.machine.kernels != profile.machine.kernels
         ]
-    text = _render(profiles).encode()
-    with OutputFile(path, len(text)) as out:
-        out.write(0, text)
-        out.commit()
+    write_whole(path, _render(profiles).encode())
 
 
 def read_profiles(path: Path) -> list[Profile]:

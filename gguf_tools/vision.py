@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .errors import FormatError
 from .files.format import GgufFile, TensorInfo
 from .heads.nextn import HYBRIDS
+from .machine.text import first_of
 
 ARCHITECTURE = "clip"
 FILE_PREFIX = "mmproj-"
@@ -102,8 +103,7 @@ def _faults(tensors: Mapping[str, TensorInfo], width: int, blocks: int) -> Itera
     wanted = (PATCHES, SECOND_PATCHES, PATCH_BIAS, POSITIONS, *pairs)
     missing = [name for name in wanted if name not in tensors]
     if missing:
-        more = f" and {len(missing) - 1} more are" if missing[1:] else " is"
-        yield f"the vision tower is incomplete: {missing[0]}{more} missing"
+        yield f"the vision tower is incomplete: {first_of(missing)} missing"
         return
     rows = tensors["mm.2.weight"].shape[-1]
     if rows != width:

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
@@ -31,12 +31,7 @@ class DeferredInterrupts:
     def _record(self, _signal: int, _frame: FrameType | None) -> None:
         self._pending = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._handler is None:
             return
         signal.signal(signal.SIGINT, self._handler)

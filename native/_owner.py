@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from ._bindings import check, library
@@ -97,12 +96,14 @@ class Owner:
         return self._handle
 
     def _call(self, function: Callable[..., int], *arguments: Any) -> None:
-        """Call a C function with this object while no other thread can use it."""
+        """Call a C function with this object, and others, while no other thread can use them."""
+        others = [argument for argument in arguments if isinstance(argument, Owner)]
 
         def call() -> None:
-            check(function(self.handle, *arguments))
+            values = (a.handle if isinstance(a, Owner) else a for a in arguments)
+            check(function(self.handle, *values))
 
-        self._alone(call)
+        self._alone(call, *others)
 
     def _alone(self, work: Callable[[], None], *others: "Owner") -> None:
         """Do some work while no other thread can use this object, its parts and others."""
@@ -137,10 +138,5 @@ class Owner:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

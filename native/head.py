@@ -44,12 +44,16 @@ def check_head(
 
     Covers the file, the draft vocabulary, and whether the device can read rows of the embedding.
     """
-    lib = library()
-    params = lib.mtp_head_default_params()
+    params = _params(trunk, device, fastmtp_size, mtp_type)
+    check(library().mtp_head_check(os.fsencode(path), ctypes.byref(params)))
+
+
+def _params(trunk: str | Path | None, device: str, fastmtp_size: int, mtp_type: str | None) -> Any:
+    params = library().mtp_head_default_params()
     params.trunk_path = None if trunk is None else os.fsencode(trunk)
     params.device, params.fastmtp_size = device.encode(), fastmtp_size
     params.type = None if mtp_type is None else mtp_type.encode()
-    check(lib.mtp_head_check(os.fsencode(path), ctypes.byref(params)))
+    return params
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,9 @@ class Head(Owner):
         mtp_type: str | None = None,
     ) -> None:
         lib = library()
-        params = lib.mtp_head_default_params()
-        params.trunk_path = None if trunk is None else os.fsencode(trunk)
-        params.device = device.encode()
+        params = _params(trunk, device, fastmtp_size, mtp_type)
         params.n_threads, params.n_ctx = n_threads, n_ctx
-        params.n_seq_max, params.n_batch = n_seq_max, n_batch
-        params.fastmtp_size = fastmtp_size
-        params.n_ring = n_ring
-        params.type = None if mtp_type is None else mtp_type.encode()
+        params.n_seq_max, params.n_batch, params.n_ring = n_seq_max, n_batch, n_ring
         if model is not None:
             params.embedding, params.output = (_matrix(model, output=o) for o in (False, True))
         handle = self._own(lib.mtp_head_free)

@@ -6,12 +6,12 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.errors import RequestError, raising
 from mtp_gguf.gguf_tools.hub.sources import FileSource
 from mtp_gguf.gguf_tools.machine.system import cache_root
 
@@ -55,10 +55,8 @@ class Corpus(Owner):
                 f"lookup files: expected at most {MOST_TOKENS} tokens, found {len(tokens)}; "
                 "name fewer files"
             )
-        try:
+        with raising(RequestError, f"{path.parent}: cannot be written"):
             file, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-        except OSError as error:
-            raise RequestError(f"{path.parent}: cannot be written: {error.strerror}") from None
         os.close(file)
         part = Path(name)
         try:
@@ -102,10 +100,8 @@ def open_lookup_files(
     for text in texts:
         digest.update(len(text).to_bytes(8, "little") + text)
     folder = cache_root() / "lookup"
-    try:
+    with raising(RequestError, f"{folder}: cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(f"{folder}: cannot be made: {error.strerror}") from None
     path = folder / f"{digest.hexdigest()[:32]}.index"
     if path.exists():
         try:
@@ -149,8 +145,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 def _text(path: Path, *, named: bool) -> bytes:
     """Return a file's UTF-8 text; b"" for another file of a folder, an error for a named one."""
-    source = FileSource(path)
-    try:
+    with closing(FileSource(path)) as source:
         if source.size > LARGEST_FILE:
             if not named:
                 return b""
@@ -160,8 +155,6 @@ def _text(path: Path, *, named: bool) -> bytes:
             )
         text = source.read(0, source.size) if source.size else b""
         source.check_unchanged()
-    finally:
-        source.close()
     try:
         text.decode("utf-8")
         fault = "zero bytes" if b"\0" in text else ""

@@ -138,10 +138,6 @@ def _own_folder() -> Path:
     return Path(str(resources.files("mtp_gguf.native").joinpath("lib")))
 
 
-def _fast_folder() -> Path:
-    return _own_folder() / "fast"
-
-
 @cache
 def _installed_sizes() -> dict[Path, int]:
     """The size of each of this package's files, as pip noted it; empty if there is no such note."""
@@ -169,7 +165,7 @@ def _damage(path: Path) -> str | None:
 def _choose() -> Runtime:
     """The libraries to use; LibraryMismatchError if the requested ones cannot be used."""
     asked, stated = os.environ.get(VARIABLE), os.environ.get(_LLAMA_CPP_VARIABLE)
-    fast, stock = _fast_folder(), _stock_folder()
+    fast, stock = _own_folder() / "fast", _stock_folder()
     if "llama_cpp" in sys.modules:
         return _imported(asked, fast, stock)
     if asked == "stock":

@@ -302,11 +302,7 @@ class Session(Owner):
 
         Logits are not restored: decode a token next.
         """
-
-        def restore() -> None:
-            check(library().mtp_checkpoint_restore(self.handle, seq, checkpoint.handle))
-
-        self._alone(restore, checkpoint)
+        self._call(library().mtp_checkpoint_restore, seq, checkpoint)
 
     def can_restore(self, checkpoint: Checkpoint, seq: int = 0) -> bool:
         """Whether a checkpoint fits, so that `restore` finds all that it needs."""
@@ -323,11 +319,7 @@ class Session(Owner):
 
         NativeError if it does not fit; that its tokens are those of the session is not checked.
         """
-
-        def attach() -> None:
-            check(library().mtp_checkpoint_attach(self.handle, seq, checkpoint.handle))
-
-        self._alone(attach, checkpoint)
+        self._call(library().mtp_checkpoint_attach, seq, checkpoint)
 
     def copy(self, source: int, target: int) -> None:
         """Replace sequence `target` with a copy of sequence `source`."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.files.output import OutputFile
+from mtp_gguf.gguf_tools.files.output import write_whole
 
 from .trainer import Evaluation
 
@@ -26,7 +26,4 @@ def draw_training(evaluations: Sequence[Evaluation], target: Path) -> None:
     axes.legend()
     out = BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
-    data = out.getvalue()
-    with OutputFile(target, len(data)) as file:
-        file.write(0, data)
-        file.commit()
+    write_whole(target, out.getvalue())

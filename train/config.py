@@ -4,6 +4,7 @@ The same keys and defaults as native/src/head/head_config.cpp; a test compares t
 """
 
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from mtp_gguf.gguf_tools.errors import FormatError
 from mtp_gguf.gguf_tools.heads.head import MtpHead
@@ -169,7 +170,6 @@ def _sections(reader: "_Reader") -> tuple[int, ...]:
     sections = reader.head.parameter("rope.dimension_sections")
     if not isinstance(sections, tuple) or len(sections) not in (3, 4):
         reader.refuse("rope.dimension_sections", "3 or 4 values", sections)
-    assert isinstance(sections, tuple)
     whole = tuple(int(s) for s in sections if isinstance(s, int))
     if len(whole) != len(sections) or sum(whole) < 1:
         reader.refuse("rope.dimension_sections", "whole numbers with a sum above 0", sections)
@@ -229,7 +229,6 @@ class _Reader:
             return default
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
             self.refuse(key, "a whole number from 1", found)
-        assert isinstance(found, int)
         return found
 
     def number(self, key: str, default: float | None) -> float:
@@ -238,10 +237,9 @@ class _Reader:
             return default
         if not isinstance(found, int | float) or isinstance(found, bool) or not found >= 0:
             self.refuse(key, "a number from 0", found)
-        assert isinstance(found, int | float)
         return float(found)
 
-    def refuse(self, key: str, expected: str, found: object) -> None:
+    def refuse(self, key: str, expected: str, found: object) -> NoReturn:
         raise FormatError(
             f"{self.head.file.source.name}: {self.head.architecture}.{key}: expected {expected}, "
             f"found {'no such key' if found is None else repr(found)}"

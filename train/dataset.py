@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from mtp_gguf.gguf_tools.errors import FormatError, OutputError, RequestError
+from mtp_gguf.gguf_tools.errors import FormatError, OutputError, RequestError, raising
 from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.files.torch_file import open_weights
 
@@ -144,20 +144,16 @@ class DataWriter:
 
 def make_folder(folder: Path) -> None:
     """Make a folder for samples, if there is none."""
-    try:
+    with raising(OutputError, f"{folder}: cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be made: {error.strerror}") from None
 
 
 def write_json(path: Path, content: object) -> None:
     """Write a small file, which appears at once or not at all."""
     partial = path.with_name(f"{path.name}.partial")
-    try:
+    with raising(OutputError, f"{path}: cannot be written"):
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, path)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def open_data(folder: Path, width: int) -> list[Sample]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from mtp_gguf.bench.costs import cycle_costs
 from mtp_gguf.bench.model import BenchModel, Setting
@@ -23,13 +23,13 @@ from mtp_gguf.convert.heads.draft_vocabulary import DraftVocabulary, rank_by_cou
 from mtp_gguf.convert.heads.head_checkpoint import checkpoint_head
 from mtp_gguf.convert.options import DEFAULT_SIZE, DraftOptions
 from mtp_gguf.convert.plans.precision import parse_tensor_type
-from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, RequestError, raising
 from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.new_file import write_file
-from mtp_gguf.gguf_tools.files.output import OutputFile
+from mtp_gguf.gguf_tools.files.output import write_whole
 from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, inserted, write
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME, TensorType
-from mtp_gguf.gguf_tools.heads.acceptance import reserved
+from mtp_gguf.gguf_tools.heads.acceptance import Counts, reserved
 from mtp_gguf.gguf_tools.heads.carrier import CARRIER, carry
 from mtp_gguf.gguf_tools.heads.draft_list import (
     BEFORE_TOKENIZER,
@@ -56,7 +56,7 @@ from .chart import draw_training
 from .collect import CollectSettings, Texts, bytes_needed, collect
 from .config import BlockConfig
 from .dataset import INDEX_NAME, LOCK_NAME, Sample, make_folder, open_data, remove_data, split_data
-from .measure import Acceptance, measure_file
+from .measure import measure_file
 from .trainer import (
     CHECKPOINT_NAME,
     Evaluation,
@@ -175,10 +175,8 @@ def _alone(job: Job) -> Iterator[None]:
     path = job.folder / LOCK_NAME
     try:
         with ExitStack() as stack:
-            try:
+            with raising(OutputError, f"{path}: cannot be written"):
                 stack.enter_context(os_files.file_lock(path, occupied))
-            except OSError as error:
-                raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
             try:
                 yield
             finally:
@@ -318,10 +316,10 @@ def _donor(job: Job, base: Model, source: str) -> Iterator[Model]:
         with open_any_model(source) as donor:
             yield donor
         return
-    draft = DraftOptions(False, None, (), None)
     with tempfile.TemporaryDirectory(prefix="mtp-gguf-") as folder:
         target = Path(folder) / "head.gguf"
-        with converted_head(base, source, None, "F32", draft, target, job.progress) as donor:
+        none = DraftOptions()
+        with converted_head(base, source, None, "F32", none, target, job.progress) as donor:
             yield donor
 
 
@@ -519,13 +517,13 @@ def _own_tables(job: Job, model: Model) -> dict[str, str]:
     return own_tables(model) if job.start == _OWN_HEAD else {}
 
 
-def _measured(job: Job, path: Path, held_out: list[Sample]) -> Acceptance:
+def _measured(job: Job, path: Path, held_out: list[Sample]) -> Counts:
     return measure_file(path, held_out, job.steps, rows=_MEASURED_ROWS, threads=job.cores)
 
 
 def _measured_start(
     job: Job, model: Model, weights: Weights, draft: _Draft | None, held_out: list[Sample]
-) -> Acceptance | None:
+) -> Counts | None:
     """The acceptance of the head that training starts from, in the output's type and vocabulary.
 
     None for random weights, and where no GGUF is written: the trainer measures that.
@@ -543,7 +541,7 @@ def _measured_start(
 def _write(
     job: Job,
     model: Model,
-    before: Acceptance | None,
+    before: Counts | None,
     outcome: Outcome,
     held_out: list[Sample],
     draft: _Draft | None,
@@ -632,17 +630,11 @@ def _head_type(job: Job, model: Model) -> TensorType:
 def _write_checkpoint(target: Path, weights: Weights, facts: dict[str, Any]) -> None:
     """Write mtp.* tensors in F32; the file appears once it is complete."""
     metadata = {"format": "pt", "mtp_gguf.train": json.dumps(facts)}
-    with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=target.parent) as folder:
-        made = Path(folder) / "mtp.safetensors"
-        save_file(checkpoint_head(weights), made, metadata)
-        data = made.read_bytes()
-    with OutputFile(target, len(data)) as file:
-        file.write(0, data)
-        file.commit()
+    write_whole(target, save(checkpoint_head(weights), metadata))
 
 
 def _predicted(
-    job: Job, before: Acceptance | None, after: Acceptance, held_out: list[Sample]
+    job: Job, before: Counts | None, after: Counts, held_out: list[Sample]
 ) -> dict[str, float] | None:
     """The speed relative to no drafting, from the costs of a few cycles; None if not measurable."""
     prompt = held_out[0].tokens[:64].tolist()
@@ -650,11 +642,7 @@ def _predicted(
     path = job.model if job.head_only else job.target
     try:
         with BenchModel(
-            path,
-            n_ctx=512,
-            threads=job.cores,
-            gpu_layers=job.gpu_layers,
-            head=head,
+            path, n_ctx=512, threads=job.cores, gpu_layers=job.gpu_layers, head=head
         ) as model:
             costs = cycle_costs(model, Setting(job.steps), prompt, blocks=1)
     except MtpGgufError:
@@ -662,7 +650,7 @@ def _predicted(
     verify = [stats.median for stats in costs.verify]
     draft = [0.0, *(stats.median for stats in costs.draft)]
 
-    def speed(found: Acceptance, depth: int) -> float:
+    def speed(found: Counts, depth: int) -> float:
         made = 1 + sum(found.rates[:depth])
         return made * verify[0] / (verify[depth] + draft[depth] + costs.rollback.median)
 

@@ -8,33 +8,16 @@ counted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtp_gguf.gguf_tools.heads.acceptance import Counts
 from mtp_gguf.native.head import Head
 
 from .dataset import Sample
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """Counts by position in the draft: `accepted` of `drafted`, as in MtpStats."""
-
-    drafted: tuple[int, ...]
-    accepted: tuple[int, ...]
-
-    @property
-    def rates(self) -> list[float]:
-        """The acceptance rate by position; a draft after a rejected one is rejected."""
-        return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafted, strict=True)]
-
-    @property
-    def per_cycle(self) -> float:
-        """Mean number of accepted drafts in a cycle."""
-        return sum(self.rates)
 
 
 def count(sample: Sample, drafts: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -56,15 +39,15 @@ def count(sample: Sample, drafts: NDArray[np.int32]) -> tuple[NDArray[np.int64],
     return drafted, accepted
 
 
-def total(counts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Acceptance:
+def total(counts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Counts:
     """The sum of the counts of several samples."""
     drafted, accepted = (np.sum(part, axis=0) for part in zip(*counts, strict=True))
-    return Acceptance(tuple(drafted.tolist()), tuple(accepted.tolist()))
+    return Counts(tuple(drafted.tolist()), tuple(accepted.tolist()))
 
 
 def measure_file(
     path: Path, samples: Sequence[Sample], steps: int, *, rows: int, threads: int
-) -> Acceptance:
+) -> Counts:
     """Measure the head of a GGUF with the draft graph, on at most `rows` positions.
 
     The head is given the recorded states, so the trunk does not run.

@@ -20,11 +20,7 @@ _MOMENTUM = 0.95
 # those before leave the values of [0.01, 1] (the Polar Express, arXiv 2505.16932), which end up in
 # [0.73, 1.27]. Five iterations of Muon's first polynomial also raise smaller values, but what they
 # take is better spent on more steps (benchmarks/README.md).
-_COEFFICIENTS = (
-    (8.0934, -23.6204, 17.4462),
-    (3.6366, -2.7219, 0.5365),
-    (2.6613, -1.9772, 0.4526),
-)
+_COEFFICIENTS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 # The root mean square of Adam's steps at the same rate (arXiv 2502.16982).
 _STEP = 0.2
 

@@ -6,10 +6,11 @@ Matrices are trained with Muon, norms and other vectors with AdamW.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mtp_gguf.gguf_tools.errors import OutputError, RequestError
+from mtp_gguf.gguf_tools.heads.acceptance import Counts
 from mtp_gguf.gguf_tools.heads.fastmtp import EMBEDDING_TENSOR, OUTPUT_TENSOR
 from mtp_gguf.gguf_tools.model import Model
 
@@ -29,7 +31,6 @@ from .chain import make_head
 from .config import BlockConfig
 from .dataset import Sample
 from .loss import draft_loss
-from .measure import Acceptance
 from .muon import Muon
 
 CHECKPOINT_NAME = "checkpoint.pt"
@@ -104,8 +105,8 @@ class Outcome:
     """The best weights and how they were found. stopped: why training ended."""
 
     weights: Weights
-    before: Acceptance
-    after: Acceptance
+    before: Counts
+    after: Counts
     step: int
     steps: int
     seconds: float
@@ -299,7 +300,7 @@ class Trainer:
             progress(State(share, done.step, loss, done.history))
         if losses:
             self._assess(done, losses)
-        self._load(done.best)
+        self._block.load_state_dict(done.best)
         return Outcome(
             self._block.weights(),
             done.before,
@@ -315,7 +316,7 @@ class Trainer:
     def _start(self) -> _Progress:
         first, loss = self.evaluate()
         done = _Progress(first, first, self._snapshot(), loss)
-        done.history.append(Evaluation(0, 0.0, math.nan, tuple(first.rates)))
+        done.history.append(Evaluation(0, 0.0, math.nan, first.rates))
         return done
 
     def _interval(self) -> int:
@@ -331,7 +332,7 @@ class Trainer:
         """
         acceptance, loss = self.evaluate()
         mean = float(np.mean(losses))
-        done.history.append(Evaluation(done.step, done.seconds, mean, tuple(acceptance.rates)))
+        done.history.append(Evaluation(done.step, done.seconds, mean, acceptance.rates))
         if loss < done.lowest:
             done.after, done.best_step, done.lowest = acceptance, done.step, loss
             done.best = self._snapshot()
@@ -410,7 +411,7 @@ class Trainer:
             )
 
     @torch.no_grad()
-    def evaluate(self) -> tuple[Acceptance, float]:
+    def evaluate(self) -> tuple[Counts, float]:
         """Acceptance by position on the held-out samples, with F32 output products; mean loss.
 
         The loss stands for acceptance at all temperatures. It also changes where no draft does, and
@@ -453,16 +454,8 @@ class Trainer:
 
     def _batches(self, skip: int) -> Iterator[list[Sample]]:
         """The batches of all epochs but the first `skip`."""
-        done = 0
-        epoch = 0
-        while done < self._total:
-            for batch in self._epoch(epoch):
-                done += 1
-                if done > self._total:
-                    return
-                if done > skip:
-                    yield batch
-            epoch += 1
+        epochs = map(self._epoch, itertools.count())
+        return itertools.islice(itertools.chain.from_iterable(epochs), skip, self._total)
 
     def _epoch(self, epoch: int) -> Iterator[list[Sample]]:
         """All samples once, in an order that depends on seed and epoch."""
@@ -484,9 +477,6 @@ class Trainer:
 
     def _snapshot(self) -> dict[str, Tensor]:
         return {k: v.detach().cpu().clone() for k, v in self._block.state_dict().items()}
-
-    def _load(self, state: Mapping[str, Tensor]) -> None:
-        self._block.load_state_dict(dict(state))
 
     def _save(self, done: _Progress) -> None:
         content = {
@@ -514,9 +504,9 @@ class Trainer:
             if content["key"] != self._key:
                 return None
             done = content["done"]
-            done["before"], done["after"] = (Acceptance(**done[n]) for n in ("before", "after"))
+            done["before"], done["after"] = (Counts(**done[n]) for n in ("before", "after"))
             done["history"] = [Evaluation(*found) for found in done["history"]]
-            self._load(content["block"])
+            self._block.load_state_dict(content["block"])
             for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
             return _Progress(**done)
@@ -551,8 +541,8 @@ class _Progress:
     lowest loss after the start.
     """
 
-    before: Acceptance
-    after: Acceptance
+    before: Counts
+    after: Counts
     best: dict[str, Tensor]
     lowest: float
     lowest_trained: float = math.inf
@@ -569,7 +559,7 @@ def default_batch(width: int) -> int:
     return max(_LEAST_BATCH, 2 * width)
 
 
-def default_rate(width: int, start: Acceptance) -> float:
+def default_rate(width: int, start: Counts) -> float:
     """The highest learning rate: lower for a wider block, and for a head that is good already.
 
     A step's values have the size of the rate, its singular values sqrt(width) times that. A rate

@@ -239,15 +239,10 @@ def _open_shards(
     """Open all shards, several of those elsewhere at once; `opened` closes them."""
 
     def open_one(name: str) -> SafetensorsFile:
-        away = elsewhere if elsewhere is not None and not (folder / name).is_file() else None
-        return away(name) if away is not None else open_weights(folder / name)
+        if elsewhere is None or (folder / name).is_file():
+            return open_weights(folder / name)
+        return elsewhere(name)
 
-    if elsewhere is None:
-        files = []
-        for name in names:
-            files.append(open_one(name))
-            opened.callback(files[-1].source.close)
-        return files
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:
         jobs = [pool.submit(open_one, name) for name in names]
     for job in jobs:

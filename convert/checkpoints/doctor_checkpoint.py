@@ -24,6 +24,8 @@ from mtp_gguf.gguf_tools.doctor import (
     Finding,
     Severity,
     findings_of,
+    regraft,
+    runnable,
 )
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError
 from mtp_gguf.gguf_tools.files.format import Value
@@ -33,7 +35,7 @@ from mtp_gguf.gguf_tools.files.tensor_types import F16
 from mtp_gguf.gguf_tools.heads.head import block_of
 from mtp_gguf.gguf_tools.heads.head_values import HeadValues, inspect_values
 from mtp_gguf.gguf_tools.heads.nextn import OUR_ARCHITECTURES
-from mtp_gguf.gguf_tools.hub.remote import HubModel, download_command, hub_model, is_remote
+from mtp_gguf.gguf_tools.hub.remote import HubModel, hub_model
 from mtp_gguf.gguf_tools.machine.shell import quoted
 from mtp_gguf.gguf_tools.model import Model
 
@@ -51,7 +53,7 @@ from .checkpoint import (
     read_weight_map,
 )
 from .checkpoint_side import CheckpointSide
-from .config import ConfigReader, is_whole
+from .config import is_whole
 from .hub import download
 from .hub_checkpoint import shards_on_hub
 from .quantized import weights_of
@@ -84,10 +86,9 @@ class _Examined:
     @property
     def original(self) -> str:
         """The model on the hub that this one was made from, or the placeholder ORIGINAL."""
-        for named in (_config_origin(self.folder), _card_origin(self.folder)):
-            if named and _HUB_ID.fullmatch(named) and named != self.name.partition("@")[0]:
-                return named
-        return UNKNOWN_ORIGINAL
+        named = (_config_origin(self.folder), _card_origin(self.folder))
+        own = self.name.partition("@")[0]
+        return next((origin for origin in named if origin and origin != own), UNKNOWN_ORIGINAL)
 
     @property
     def refetch(self) -> str:
@@ -97,8 +98,7 @@ class _Examined:
         """
         if self.on_hub:
             return ""
-        named = _config_origin(self.folder)
-        origin = named if named and _HUB_ID.fullmatch(named) else UNKNOWN_ORIGINAL
+        origin = _config_origin(self.folder) or UNKNOWN_ORIGINAL
         return f"hf download {origin} --local-dir {quoted(f'{self.folder}-again')}"
 
 
@@ -188,7 +188,7 @@ def original_by_card(model: HubModel) -> str | None:
     except Exception:  # the repository has no card, or cannot be reached any more
         return None
     named = _card_origin(Path(card).parent)
-    return named if named and _HUB_ID.fullmatch(named) and named != model.hub_id else None
+    return None if named == model.hub_id else named
 
 
 def measure_head(model: Model, side: _Side, name: str, decode: Decoder) -> Iterator[Finding]:
@@ -197,20 +197,10 @@ def measure_head(model: Model, side: _Side, name: str, decode: Decoder) -> Itera
     side: that model. name: its name as the user gave it, for the fix. decode: dequantizes blocks
     (ggml's own decoder).
     """
-    source = quoted(name)
-    path, fetch = str(model.path), ""
-    if is_remote(path):  # `strip` changes local files
-        fetch = f"{download_command(path)} && "
-        path = path.rpartition("/")[2]
-    fix = (
-        f"{fetch}mtp-gguf strip {quoted(path)} -o trunk.gguf && "
-        f"mtp-gguf graft trunk.gguf --from {source} -o fixed.gguf"
-    )
+    fix = runnable(regraft(model, name), model)
     ours = GgufSide(model, decode)
     trunk = model.head.trunk_layers
-    block = {n for n in ours.tensors() if (b := block_of(n)) is not None and b >= trunk}
-    of_head = {n for n in side.tensors() if (b := block_of(n)) is not None and b >= trunk}
-    for found in compare_tensors(_Part(side, of_head), _Part(ours, block)):
+    for found in compare_tensors(_Head(side, trunk), _Head(ours, trunk)):
         if found.outcome in (Outcome.SAME, Outcome.ROUNDED):
             continue
         code, text = _explained(found, side, ours)
@@ -266,13 +256,17 @@ def _transposed(source: _Side, name: str, rows: int) -> NDArray[np.float64]:
     return first.reshape(rows, width)
 
 
-class _Part:
-    """A side of a comparison, restricted to some tensors."""
+class _Head:
+    """A side of a comparison, restricted to the blocks after the trunk's."""
 
-    def __init__(self, side: _Side, names: set[str]) -> None:
+    def __init__(self, side: _Side, trunk_layers: int) -> None:
         self.name, self.exact = side.name, side.exact
         self.raw, self.values = side.raw, side.values
-        self._held = {n: t for n, t in side.tensors().items() if n in names}
+        self._held = {
+            name: tensor
+            for name, tensor in side.tensors().items()
+            if (block := block_of(name)) is not None and block >= trunk_layers
+        }
 
     def tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
         return self._held
@@ -294,15 +288,7 @@ def _head(examined: _Examined, checkpoint: Checkpoint) -> Iterator[Finding]:
                 text = f"{key} is {layers}, but the checkpoint has no {part}"
         fix = f"mtp-gguf convert {examined.quoted} --from {examined.original} --mtp-f16"
         yield Finding(code, Severity.FAULT, text, fix)
-        return
-    yield from _experts(examined, checkpoint, names)
-
-
-def _experts(examined: _Examined, checkpoint: Checkpoint, names: list[str]) -> Iterator[Finding]:
-    folder = examined.folder
-    expected = ConfigReader(str(folder / "config.json"), checkpoint.config).config.get(
-        "num_experts"
-    )
+    expected = checkpoint.text_config.get("num_experts")
     found = {
         int(number)
         for name in names
@@ -333,20 +319,22 @@ def _lacks_files(folder: Path) -> bool:
 
 
 def _config_origin(folder: Path) -> str | None:
-    """The name or path that the config gives for the model, often its hub id."""
+    """The hub id that the config gives for the model."""
     try:
         named: Any = parse_json((folder / "config.json").read_text(encoding="utf-8"))
-        origin = named.get("_name_or_path")
+        return _hub_id(named.get("_name_or_path"))
     except (OSError, ValueError, AttributeError):
         return None
-    return origin if isinstance(origin, str) else None
 
 
 def _card_origin(folder: Path) -> str | None:
-    """The `base_model` of the model card; the first one if there are several."""
+    """The hub id of `base_model` of the model card; the first one if there are several."""
     try:
         base: Any = ModelCard.load(folder / "README.md").data.base_model
     except Exception:  # the card is not under our control and may contain any YAML
         return None
-    base = base[0] if isinstance(base, list) and base else base
-    return base if isinstance(base, str) else None
+    return _hub_id(base[0] if isinstance(base, list) and base else base)
+
+
+def _hub_id(named: Any) -> str | None:
+    return named if isinstance(named, str) and _HUB_ID.fullmatch(named) else None

@@ -10,11 +10,11 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from mtp_gguf.gguf_tools.errors import CheckpointError, OutputError
+from mtp_gguf.gguf_tools.errors import CheckpointError, OutputError, raising
 from mtp_gguf.gguf_tools.files.safetensors import SafetensorsFile, read_safetensors
 from mtp_gguf.gguf_tools.hub.hub_gguf import weight_hashes
 from mtp_gguf.gguf_tools.hub.remote import HubModel, RemoteSource
-from mtp_gguf.gguf_tools.hub.sources import FileSource
+from mtp_gguf.gguf_tools.hub.sources import FileSource, closed_on_failure
 
 from ..families.family import wanted
 from ..families.target_model import HeadChoice
@@ -84,11 +84,8 @@ def shards_on_hub(
     def open_shard(name: str) -> SafetensorsFile:
         address = f"hf://{hub_id}@{folder.name}/{name}"
         source = RemoteSource(address, sha256=(hashes or {}).get(name))
-        try:
+        with closed_on_failure(source):
             return read_safetensors(source)
-        except BaseException:
-            source.close()
-            raise
 
     return open_shard
 
@@ -110,31 +107,26 @@ def with_local_head(
     if not remote:
         return checkpoint
     places: dict[str, int] = {}
-    try:
-        with path.open("wb") as file:
-            for _, run in groupby(remote, _Neighbours()):
-                tensors = list(run)
-                start = tensors[0].stored.offset
-                length = tensors[-1].stored.offset + tensors[-1].stored.nbytes - start
-                at = file.tell()
-                for tensor in tensors:
-                    places[tensor.stored.name] = at + tensor.stored.offset - start
-                source = tensors[0].source
-                assert isinstance(source, RemoteSource)
-                for piece in source.pieces(start, length):
-                    file.write(piece)
-                    progress(len(piece))
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+    with raising(OutputError, f"{path}: cannot be written"), path.open("wb") as file:
+        for _, run in groupby(remote, _Neighbours()):
+            tensors = list(run)
+            start = tensors[0].stored.offset
+            length = tensors[-1].stored.offset + tensors[-1].stored.nbytes - start
+            at = file.tell()
+            for tensor in tensors:
+                places[tensor.stored.name] = at + tensor.stored.offset - start
+            source = tensors[0].source
+            assert isinstance(source, RemoteSource)
+            for piece in source.pieces(start, length):
+                file.write(piece)
+                progress(len(piece))
     local = FileSource(path)
     fetched = {}
     for name, offset in places.items():
         held = checkpoint.tensors[name]
         fetched[name] = replace(held, stored=replace(held.stored, offset=offset), source=local)
     return replace(
-        checkpoint,
-        tensors={**checkpoint.tensors, **fetched},
-        sources=(*checkpoint.sources, local),
+        checkpoint, tensors={**checkpoint.tensors, **fetched}, sources=(*checkpoint.sources, local)
     )
 
 

@@ -1,5 +1,6 @@
 """Reads the JSON and text files of a checkpoint; errors are a single sentence."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,8 @@ def read_text(path: Path) -> str:
     if not path.exists():
         raise CheckpointError(f"{path}: expected this file, found none")
     try:
-        source = FileSource(path)
-        try:
-            data = source.read(0, source.size)
-        finally:
-            source.close()
-        text = data.decode("utf-8")
+        with closing(FileSource(path)) as source:
+            text = source.read(0, source.size).decode("utf-8")
     except FormatError as error:
         raise CheckpointError(str(error)) from None
     except UnicodeDecodeError as error:

@@ -105,8 +105,9 @@ def weights_of(tensors: Tensors) -> Weights:
     finders: dict[Quantization | None, Finder | None] = {None: None}
     for name, tensor in tensors.items():
         source = tensor.quantization
-        if source not in finders:
-            finders[source] = _finder(source)
+        if source is not None and source not in finders:
+            unsupported = unsupported_reason(source)
+            finders[source] = None if unsupported else _reader(_Config(source))
         finder = finders[source]
         if finder is None:
             found.by_name[name] = PlainWeight(name, tensor)
@@ -174,12 +175,6 @@ def wants_16_bit_inputs(weight: Nvfp4Weight) -> bool:
             break
         module = module.rpartition(".")[0]
     return algorithm == "W4A16_NVFP4"
-
-
-def _finder(quantization: Quantization | None) -> Finder | None:
-    if quantization is None or unsupported_reason(quantization):
-        return None
-    return _reader(_Config(quantization))
 
 
 def _reader(config: _Config) -> Finder:

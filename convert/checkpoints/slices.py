@@ -135,12 +135,8 @@ def slices_of(plans: Sequence[Plan], rows: SourceRows, values: int) -> list[Slic
         for key, tensor in tensors.items()
         for part in _parts(tensor, rows, values)
     ]
-    found.sort(key=_first_byte)
+    found.sort(key=lambda s: min(((e.source.name, e.start) for e in s.extents), default=("", 0)))
     return found
-
-
-def _first_byte(part: Slice) -> tuple[str, int]:
-    return min(((e.source.name, e.start) for e in part.extents), default=("", 0))
 
 
 def _parts(tensor: PlannedTensor, rows: SourceRows, values: int) -> "Iterator[range | Order]":

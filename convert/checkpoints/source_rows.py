@@ -177,7 +177,9 @@ class SourceRows:
     def _weight(self, recipe: Recipe, name: str) -> Weight:
         """A source of a recipe, in the form that the recipe reads."""
         weight = self._weights[name]
-        return weight if recipe.width is None else FoldedWeight(weight, recipe.width)
+        if recipe.width is None:
+            return weight
+        return FoldedWeight(weight.name, weight.values, weight, recipe.width)
 
     def _parts(self, recipe: Recipe, start: int, stop: int) -> list[tuple[Weight, int, int]]:
         """The sources that rows `start` to `stop` of the stack come from, with their own rows."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -40,7 +40,6 @@ _DTYPES = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
 }
-_F32 = PLAIN_DTYPES["F32"]
 
 NVFP4_GROUP = 16  # values that share a scale
 _NVFP4_RECORD = 1 + NVFP4_GROUP // 2  # bytes: the scale, then the values, two in each
@@ -60,102 +59,76 @@ class Extent(NamedTuple):
     stop: int
 
 
-class Weight(Protocol):
-    """A weight under the name that it has in the model."""
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A weight under the name that it has in the model, dequantized to F32 unless a class says so.
 
-    @property
-    def name(self) -> str:
-        """Its name in the model, which may differ from the names of tensors in the files."""
+    values: the tensor with its values.
+    """
+
+    name: str
+    values: PlacedTensor
 
     @property
     def where(self) -> str:
-        """The file that contains it, for messages."""
+        """The file of the values, for messages."""
+        return self.values.source.name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape, outermost dimension first."""
+        """Its shape, outermost dimension first; that of the values unless they are packed."""
+        return self.values.stored.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of its rows: F32, F16 or BF16."""
+        return PLAIN_DTYPES["F32"]
 
     def check(self) -> None:
         """Raise CheckpointError if the stored tensors do not form a weight."""
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop` of the weight as a matrix."""
+        raise NotImplementedError
 
     def extent(self, start: int, stop: int) -> Extent:
         """The bytes that hold the values of these rows, without their scales."""
+        stored = self.values.stored
+        row = stored.nbytes // max(prod(stored.shape[:-1]), 1)
+        first = stored.offset + start * row
+        return Extent(self.values.source, first, first + (stop - start) * row)
 
 
-@dataclass(frozen=True, eq=False)
-class PlainWeight:
-    """An unquantized weight."""
-
-    name: str
-    tensor: PlacedTensor
-
-    @property
-    def where(self) -> str:
-        """The file it is in."""
-        return self.tensor.source.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's own."""
-        return self.tensor.stored.shape
+class PlainWeight(Weight):
+    """An unquantized weight, whose rows have the tensor's own type."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The tensor's own."""
-        return PLAIN_DTYPES[self.tensor.stored.dtype]
+        return PLAIN_DTYPES[self.values.stored.dtype]
 
     def check(self) -> None:
         """Raise CheckpointError if the tensor's type is not that of a weight."""
-        if self.tensor.stored.dtype not in PLAIN_DTYPES:
+        if self.values.stored.dtype not in PLAIN_DTYPES:
             expected = f"one of {', '.join(PLAIN_DTYPES)}"
-            raise _fault(self, expected, self.tensor.stored.dtype)
+            raise _fault(self, expected, self.values.stored.dtype)
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows as they are stored."""
-        return _read_rows(self.tensor, start, stop)
-
-    def extent(self, start: int, stop: int) -> Extent:
-        """The bytes of these rows."""
-        return _rows_extent(self.tensor, start, stop)
+        return _read_rows(self.values, start, stop)
 
 
 @dataclass(frozen=True, eq=False)
-class FoldedWeight:
-    """A vector as a matrix with rows of `width` values."""
+class FoldedWeight(Weight):
+    """A vector, `weight`, as a matrix with rows of `width` values."""
 
     weight: Weight
     width: int
 
     @property
-    def name(self) -> str:
-        """That of the vector."""
-        return self.weight.name
-
-    @property
-    def where(self) -> str:
-        """The file it is in."""
-        return self.weight.where
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Rows and columns."""
         return (prod(self.weight.shape) // self.width, self.width)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """That of the vector."""
-        return self.weight.dtype
-
-    def check(self) -> None:
-        """Raise CheckpointError if the vector cannot be read."""
-        self.weight.check()
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows of the matrix."""
@@ -167,26 +140,7 @@ class FoldedWeight:
 
 
 @dataclass(frozen=True, eq=False)
-class _QuantizedWeight:
-    """A weight that is dequantized to F32. values: the tensor with the quantized values."""
-
-    name: str
-    values: PlacedTensor
-
-    dtype = _F32
-
-    @property
-    def where(self) -> str:
-        """The file of the values."""
-        return self.values.source.name
-
-    def extent(self, start: int, stop: int) -> Extent:
-        """The bytes of the values in these rows."""
-        return _rows_extent(self.values, start, stop)
-
-
-@dataclass(frozen=True, eq=False)
-class ScaledWeight(_QuantizedWeight):
+class ScaledWeight(Weight):
     """8-bit values with a scale per tensor, per row or per block.
 
     scale: None if it is missing. block: rows and columns of a block; None if the scale has the
@@ -196,11 +150,6 @@ class ScaledWeight(_QuantizedWeight):
     scale: PlacedTensor | None
     scale_name: str
     block: tuple[int, int] | None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the values."""
-        return self.values.stored.shape
 
     def check(self) -> None:
         """Raise CheckpointError if the scale is missing or does not fit."""
@@ -282,11 +231,8 @@ class ScaledWeight(_QuantizedWeight):
 
 
 @dataclass(frozen=True, eq=False)
-class Mxfp4Weight(_QuantizedWeight):
-    """MXFP4: 4-bit floats with an exponent per 32 values.
-
-    values: U8 [rows, columns / 2]. scale: U8 [rows, columns / 32], the exponents plus 127.
-    """
+class _PairsWeight(Weight):
+    """4-bit floats, two in each byte. scale: a scale for each group of values."""
 
     scale: PlacedTensor
 
@@ -295,6 +241,13 @@ class Mxfp4Weight(_QuantizedWeight):
         """Rows and columns."""
         *outer, packed = self.values.stored.shape or (0,)
         return (*outer, packed * 2)
+
+
+class Mxfp4Weight(_PairsWeight):
+    """MXFP4: 4-bit floats with an exponent per 32 values.
+
+    values: U8 [rows, columns / 2]. scale: U8 [rows, columns / 32], the exponents plus 127.
+    """
 
     def check(self) -> None:
         """Raise CheckpointError if the scales do not fit."""
@@ -317,7 +270,7 @@ class Mxfp4Weight(_QuantizedWeight):
 
 
 @dataclass(frozen=True, eq=False)
-class GptqWeight(_QuantizedWeight):
+class GptqWeight(Weight):
     """GPTQ: values of `bits` bits, packed along the input and stored transposed.
 
     values: I32 [inputs * bits / 32, outputs]. qzeros: I32 [groups, outputs * bits / 32].
@@ -353,7 +306,7 @@ class GptqWeight(_QuantizedWeight):
 
     def extent(self, start: int, stop: int) -> Extent:
         """The whole tensor, because outputs are its columns."""
-        return _rows_extent(self.values, 0, self.values.stored.shape[0])
+        return super().extent(0, self.values.stored.shape[0])
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """The rows of these outputs, which are columns of the stored tensors."""
@@ -372,7 +325,7 @@ class GptqWeight(_QuantizedWeight):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedWeight(_QuantizedWeight):
+class PackedWeight(Weight):
     """Integers of `bits` bits, packed into I32 words along the row, with a scale per group.
 
     compressed-tensors' pack-quantized. values: I32 [rows, ceil(columns / values in a word)].
@@ -427,7 +380,7 @@ class PackedWeight(_QuantizedWeight):
 
 
 @dataclass(frozen=True, eq=False)
-class Nvfp4Weight(_QuantizedWeight):
+class Nvfp4Weight(_PairsWeight):
     """NVFP4: 4-bit floats with an 8-bit scale per 16 values, and another scale per tensor.
 
     values: U8 [rows, columns / 2]. scale: F8_E4M3 [rows, columns / 16]. second: the tensor's scale;
@@ -435,16 +388,9 @@ class Nvfp4Weight(_QuantizedWeight):
     second and inputs are stored as reciprocals.
     """
 
-    scale: PlacedTensor
     second: PlacedTensor | None
     inputs: PlacedTensor | None
     inverted: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows and columns."""
-        *outer, packed = self.values.stored.shape or (0,)
-        return (*outer, packed * 2)
 
     def check(self) -> None:
         """Raise CheckpointError if the tensors do not fit together."""
@@ -540,12 +486,6 @@ def _check_part(
             f"{tensor.source.name}: {stored.name}: expected shape {list(shape)} of "
             f"{' or '.join(dtypes)} {how}, found {list(stored.shape)} {stored.dtype}"
         )
-
-
-def _rows_extent(tensor: PlacedTensor, start: int, stop: int) -> Extent:
-    stored = tensor.stored
-    row = stored.nbytes // max(prod(stored.shape[:-1]), 1)
-    return Extent(tensor.source, stored.offset + start * row, stored.offset + stop * row)
 
 
 def _read_rows(tensor: PlacedTensor, start: int, stop: int) -> Rows:

@@ -8,6 +8,7 @@ from mtp_gguf.gguf_tools.errors import CheckpointError
 
 from ..checkpoints.config import ConfigReader
 from . import glm4_moe, glm5_next, mimo_v2, nemotron_h, qwen3_5, qwen3_next, qwen4_exp, step35
+from .parts import wants
 from .target_model import Family, HeadChoice
 
 _FAMILIES: tuple[Family, ...] = (
@@ -20,6 +21,7 @@ _FAMILIES: tuple[Family, ...] = (
     nemotron_h,
     step35,
 )
+_HEADS_ONLY = (glm4_moe,)  # of which no other part is converted
 
 
 def wanted(
@@ -29,8 +31,9 @@ def wanted(
 
     where: the config's file. CheckpointError as find_family.
     """
-    family = find_family(config, where)
-    return lambda name: any(family.wants(name, part, config) for part in parts)
+    if find_family(config, where) in _HEADS_ONLY:
+        parts = {HeadChoice.BLOCK}.intersection(parts)
+    return lambda name: any(wants(name, part, config) for part in parts)
 
 
 def find_family(config: dict[str, Any], where: Path) -> Family:

@@ -7,22 +7,18 @@ models are left to llama.cpp's converter, which writes the head, too.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
-from mtp_gguf.gguf_tools.files.format import Value
-from mtp_gguf.gguf_tools.files.tensor_types import F32
 
-from ..checkpoints.checkpoint import Checkpoint, head_test
+from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import ConfigReader
 from ..checkpoints.quantized import check_schemes
-from ..checkpoints.source_tensors import Shape, SourceTensors, ggml_shape
-from ..plans.recipe import Recipe, Target
-from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel, typed
+from ..checkpoints.source_tensors import SourceTensors
+from ..plans.recipe import Target
+from .layers import Layer, LayeredModel
+from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel
 
 ARCHITECTURES: tuple[str, ...] = ("Glm4MoeForCausalLM",)
-
-_ARCHITECTURE = "glm4moe"
 
 
 @dataclass(frozen=True)
@@ -38,11 +34,6 @@ class _Dims:
     shared_experts: int
 
 
-def wants(name: str, head: HeadChoice, config: dict[str, Any]) -> bool:
-    """Whether a conversion of this part of the model reads the source tensor `name`."""
-    return head is HeadChoice.BLOCK and head_test(config)(name)
-
-
 def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     """Name and shape of every target; CheckpointError if the checkpoint does not fit."""
     config = checkpoint.reader
@@ -54,19 +45,18 @@ def target_model(checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
     dims = _read_dims(config)
     check_schemes(tensor for name, tensor in checkpoint.tensors.items() if checkpoint.in_head(name))
     sources = SourceTensors(checkpoint)
-    targets = tuple(_targets(sources, dims))
-    trunk = tuple(f"model.layers.{i}." for i in range(dims.layers))
-    outside = (*trunk, "model.embed_tokens.", "model.norm.", "lm_head.")
-    return TargetModel(
-        architecture=_ARCHITECTURE,
-        hparams=_hparams(config, dims),
-        targets=targets,
-        skipped=sources.skipped(dict.fromkeys(outside, "outside the MTP head")),
+    model = LayeredModel(
+        architecture="glm4moe",
         n_trunk=dims.layers,
         n_mtp=1,
         n_vocab=dims.vocab,
-        output=None,
+        shared=(),
+        trunk=(),
+        head=_head(sources, dims),
+        hparams=lambda _: _hparams(config, dims),
+        trunk_names=[f"model.layers.{i}." for i in range(dims.layers)],
     )
+    return model.target_model(sources, head)
 
 
 def _read_dims(c: ConfigReader) -> _Dims:
@@ -87,56 +77,28 @@ def _read_dims(c: ConfigReader) -> _Dims:
     )
 
 
-def _targets(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
-    source, block = f"model.layers.{d.layers}.", f"blk.{d.layers}."
-
-    def take(name: str, target: str, *shape: int, fixed: bool = False) -> Target:
-        found = sources.use(source + name, shape)
-        always = F32 if fixed or len(shape) == 1 else None
-        return Target(block + target, ggml_shape(shape), Recipe((found,)), always)
-
-    def take_any(name: str, target: str, *shape: int) -> Iterator[Target]:
-        if sources.has(source + name):
-            yield take(name, target, *shape)
-
+def _head(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
+    layer = Layer(sources, f"model.layers.{d.layers}.", f"blk.{d.layers}.")
     q, kv = d.heads * d.head_dim, d.kv_heads * d.head_dim
-    yield take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
-    yield take("enorm.weight", "nextn.enorm.weight", d.hidden)
-    yield take("hnorm.weight", "nextn.hnorm.weight", d.hidden)
-    yield from take_any("embed_tokens.weight", "nextn.embed_tokens.weight", d.vocab, d.hidden)
-    yield from take_any(
-        "shared_head.head.weight", "nextn.shared_head_head.weight", d.vocab, d.hidden
-    )
-    yield from take_any("shared_head.norm.weight", "nextn.shared_head_norm.weight", d.hidden)
-    yield take("input_layernorm.weight", "attn_norm.weight", d.hidden)
-    yield take("post_attention_layernorm.weight", "post_attention_norm.weight", d.hidden)
+    yield from layer.mtp_input(d.hidden)
+    yield from layer.mtp_output(d.hidden, d.vocab)
+    yield layer.take("input_layernorm.weight", "attn_norm.weight", d.hidden)
+    yield layer.take("post_attention_layernorm.weight", "post_attention_norm.weight", d.hidden)
     for name, rows in (("q", q), ("k", kv), ("v", kv)):
-        yield take(f"self_attn.{name}_proj.weight", f"attn_{name}.weight", rows, d.hidden)
-        yield from take_any(f"self_attn.{name}_proj.bias", f"attn_{name}.bias", rows)
-    yield take("self_attn.o_proj.weight", "attn_output.weight", d.hidden, q)
+        yield layer.take(f"self_attn.{name}_proj.weight", f"attn_{name}.weight", rows, d.hidden)
+        yield from layer.optional(f"self_attn.{name}_proj.bias", f"attn_{name}.bias", rows)
+    yield layer.take("self_attn.o_proj.weight", "attn_output.weight", d.hidden, q)
     for name in ("q_norm", "k_norm"):
-        yield from take_any(f"self_attn.{name}.weight", f"attn_{name}.weight", d.head_dim)
-    yield take("mlp.gate.weight", "ffn_gate_inp.weight", d.experts, d.hidden, fixed=True)
-    yield take("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", d.experts)
-    for part in ("gate", "up", "down"):
-        shape: Shape = (d.expert_ffn, d.hidden)
-        shared: Shape = (d.shared_experts * d.expert_ffn, d.hidden)
-        if part == "down":
-            shape, shared = shape[::-1], shared[::-1]
-        experts = tuple(
-            sources.use(f"{source}mlp.experts.{i}.{part}_proj.weight", shape)
-            for i in range(d.experts)
-        )
-        stack = (*reversed(shape), d.experts)
-        yield Target(f"{block}ffn_{part}_exps.weight", stack, Recipe(experts))
-        yield take(f"mlp.shared_experts.{part}_proj.weight", f"ffn_{part}_shexp.weight", *shared)
+        yield from layer.optional(f"self_attn.{name}.weight", f"attn_{name}.weight", d.head_dim)
+    yield from layer.gated_experts(d.hidden, d.expert_ffn, d.experts)
+    shared = d.shared_experts * d.expert_ffn
+    yield from layer.gated(d.hidden, shared, "_shexp", "mlp.shared_experts.")
 
 
-def _hparams(c: ConfigReader, d: _Dims) -> dict[str, Value]:
+def _hparams(c: ConfigReader, d: _Dims) -> dict[str, object]:
     """The metadata that the head must have in common with the trunk that it is added to."""
-    rope = c.rope()
-    partial = c.number(rope, "partial_rotary_factor", 0.5, least=0, most=1)
-    numbers = {
+    partial = c.number(c.rope(), "partial_rotary_factor", 0.5, least=0, most=1)
+    return {
         "block_count": d.layers + 1,
         "context_length": c.size("max_position_embeddings", 131072),
         "embedding_length": d.hidden,
@@ -153,7 +115,5 @@ def _hparams(c: ConfigReader, d: _Dims) -> dict[str, Value]:
         "leading_dense_block_count": c.size("first_k_dense_replace", 1, least=0),
         "expert_gating_func": SIGMOID,
         "nextn_predict_layers": 1,
+        "attention.layer_norm_rms_epsilon": c.number(c.config, "rms_norm_eps", 1e-5, least=0),
     }
-    epsilon = c.number(c.config, "rms_norm_eps", 1e-5, least=0)
-    keys = typed(numbers, {"attention.layer_norm_rms_epsilon": epsilon})
-    return {f"{_ARCHITECTURE}.{key}": value for key, value in keys.items()}

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import Checkpoint
@@ -22,10 +21,7 @@ from ..checkpoints.config import ConfigReader
 from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Arithmetic, Order, Recipe, Target
 from .layers import Layer, LayeredModel, count_mtp_layers, last_norm_and_vocabulary, opened
-from .parts import wants
-from .target_model import MAX_LAYERS, HeadChoice, TargetModel, typed
-
-__all__ = ["ARCHITECTURES", "target_model", "wants"]
+from .target_model import MAX_LAYERS, HeadChoice, TargetModel
 
 ARCHITECTURES: tuple[str, ...] = ("Glm5NextForConditionalGeneration",)
 
@@ -39,7 +35,7 @@ _INDEX_EPSILON = 1e-6  # of the indexer's LayerNorm, fixed in transformers
 # The split of GLM's tokenizers, under llama.cpp's name for them.
 _SPLITS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": "glm4",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": "glm4"
 }
 # Roles that llama.cpp's converter gives to these tokens, whatever the files say.
 _TOKENS = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"}
@@ -240,16 +236,8 @@ def _trunk(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
 def _head(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     for index in range(len(d.linear), len(d.linear) + d.n_mtp):
         layer = Layer(sources, f"model.layers.{index}.", f"blk.{index}.")
-        yield layer.take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
-        yield layer.take("enorm.weight", "nextn.enorm.weight", d.hidden)
-        yield layer.take("hnorm.weight", "nextn.hnorm.weight", d.hidden)
-        norm = ("shared_head.norm.weight", "nextn.shared_head_norm.weight")
-        yield from layer.optional(*norm, d.hidden)
-        for source, target in (
-            ("embed_tokens.weight", "nextn.embed_tokens.weight"),
-            ("shared_head.head.weight", "nextn.shared_head_head.weight"),
-        ):
-            yield from layer.optional(source, target, d.vocab, d.hidden)
+        yield from layer.mtp_input(d.hidden)
+        yield from layer.mtp_output(d.hidden, d.vocab)
         yield from _norms(layer, d)
         yield from _attention(layer, d, indexed=True)
         yield from _experts(layer, d)
@@ -332,16 +320,23 @@ def _indexer(layer: Layer, d: _Dims) -> Iterator[Target]:
 
 
 def _experts(layer: Layer, d: _Dims) -> Iterator[Target]:
-    yield layer.take("mlp.gate.weight", "ffn_gate_inp.weight", d.experts, d.hidden, fixed=F32)
-    yield layer.take("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", d.experts)
     yield from layer.gated_experts(d.hidden, d.expert_ffn, d.experts)
     yield from layer.gated(d.hidden, d.shared_ffn, "_shexp", "mlp.shared_experts.")
 
 
-def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
+def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, object]:
     blocks = len(d.linear) + n_mtp
-    linear = _linear(c)
-    numbers = {
+    linear, bound = _linear(c), None
+    if not d.unbounded:
+        bound = linear.number(linear.config, "gate_lower_bound", _LOWER_BOUND, most=0)
+    rope = c.rope()
+    normalized = c.config.get("norm_topk_prob", True)
+    tail = c.config.get("index_kpool_always_select_tail", True)
+    for key, flag in (("norm_topk_prob", normalized), ("index_kpool_always_select_tail", tail)):
+        if not isinstance(flag, bool):
+            raise c.fault(key, "true or false", flag)
+    limit = c.number(c.config, "swiglu_limit", 10.0, least=0)
+    return {
         "block_count": blocks,
         "context_length": c.size("max_position_embeddings"),
         "embedding_length": d.hidden,
@@ -370,34 +365,19 @@ def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
         "expert_shared_count": c.size("n_shared_experts", 1),
         "expert_group_count": c.size("n_group", 1),
         "expert_group_used_count": c.size("topk_group", 1),
-    }
-    if n_mtp:
-        numbers["nextn_predict_layers"] = n_mtp
-    values = {
+        "nextn_predict_layers": n_mtp or None,
         "attention.layer_norm_rms_epsilon": c.number(c.config, "rms_norm_eps", 1e-5, least=0),
         "attention.layer_norm_epsilon": _INDEX_EPSILON,
         "hyper_connection.epsilon": c.number(c.config, "hc_eps", 1e-6, least=0),
         "expert_weights_scale": c.number(c.config, "routed_scaling_factor", 1.0),
-    }
-    if not d.unbounded:
-        bound = linear.number(linear.config, "gate_lower_bound", _LOWER_BOUND, most=0)
-        values["kda.gate_lower_bound"] = bound
-    rope = c.rope()
-    if "rope_theta" in rope:
-        values["rope.freq_base"] = c.number(rope, "rope_theta", 0.0, least=0)
-    normalized = c.config.get("norm_topk_prob", True)
-    tail = c.config.get("index_kpool_always_select_tail", True)
-    for key, flag in (("norm_topk_prob", normalized), ("index_kpool_always_select_tail", tail)):
-        if not isinstance(flag, bool):
-            raise c.fault(key, "true or false", flag)
-    limit = c.number(c.config, "swiglu_limit", 10.0, least=0)
-    of_attention = tuple(0 if linear else 1 for linear in d.linear)
-    return {
-        **typed(numbers, values),
-        "attention.head_count_kv": Value(ValueType.I32, (*of_attention, *[1] * n_mtp)),
-        "attention.indexer.types": Value(ValueType.BOOL, d.indexed),
-        "attention.indexer.kpool_select_tail": Value(ValueType.BOOL, tail),
-        "expert_weights_norm": Value(ValueType.BOOL, normalized),
-        "swiglu_clamp_exp": Value(ValueType.F32, (limit,) * blocks),
-        "swiglu_clamp_shexp": Value(ValueType.F32, (limit,) * blocks),
+        "kda.gate_lower_bound": bound,
+        "rope.freq_base": c.number(rope, "rope_theta", 0.0, least=0)
+        if "rope_theta" in rope
+        else None,
+        "attention.head_count_kv": (*(0 if own else 1 for own in d.linear), *[1] * n_mtp),
+        "attention.indexer.types": d.indexed,
+        "attention.indexer.kpool_select_tail": tail,
+        "expert_weights_norm": normalized,
+        "swiglu_clamp_exp": (limit,) * blocks,
+        "swiglu_clamp_shexp": (limit,) * blocks,
     }

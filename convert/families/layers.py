@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
-from mtp_gguf.gguf_tools.files.format import Value
 from mtp_gguf.gguf_tools.files.tensor_types import F32, TensorType
 
 from ..checkpoints.checkpoint import APPENDED_KEY, Checkpoint
@@ -20,7 +19,7 @@ from ..checkpoints.quantized import check_schemes
 from ..checkpoints.source_tensors import SourceTensors, ggml_shape
 from ..plans.recipe import Arithmetic, Order, Recipe, Target
 from .parts import wants
-from .target_model import HeadChoice, TargetModel
+from .target_model import HeadChoice, TargetModel, typed
 
 OTHER_TOWERS = "vision and audio towers, which llama.cpp's converter writes (--mmproj)"
 
@@ -98,14 +97,32 @@ class Layer:
             for part, shape in shapes.items()
         ]
 
+    def mtp_input(self, hidden: int, arithmetic: Arithmetic = Arithmetic.NONE) -> Iterator[Target]:
+        """What an MTP layer begins with. arithmetic: of its norms."""
+        yield self.take("eh_proj.weight", "nextn.eh_proj.weight", hidden, 2 * hidden)
+        for norm in ("enorm.weight", "hnorm.weight"):
+            yield self.take(norm, f"nextn.{norm}", hidden, arithmetic=arithmetic)
+
+    def mtp_output(self, hidden: int, vocab: int) -> Iterator[Target]:
+        """What an MTP layer may have of its own in place of the trunk's."""
+        yield from self.optional("shared_head.norm.weight", "nextn.shared_head_norm.weight", hidden)
+        yield from self.optional("embed_tokens.weight", "nextn.embed_tokens.weight", vocab, hidden)
+        yield from self.optional(
+            "shared_head.head.weight", "nextn.shared_head_head.weight", vocab, hidden
+        )
+
     def gated_experts(self, hidden: int, inner: int, count: int) -> list[Target]:
-        """The targets of the experts of a gated network, which are one tensor each."""
+        """The targets of a router, its bias, and gated experts, which are one tensor each."""
         shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
         return [
-            self.experts(
-                f"mlp.experts.{{}}.{part}_proj.weight", f"ffn_{part}_exps.weight", count, *shape
-            )
-            for part, shape in shapes.items()
+            self.take("mlp.gate.weight", "ffn_gate_inp.weight", count, hidden, fixed=F32),
+            self.take("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", count),
+            *(
+                self.experts(
+                    f"mlp.experts.{{}}.{part}_proj.weight", f"ffn_{part}_exps.weight", count, *shape
+                )
+                for part, shape in shapes.items()
+            ),
         ]
 
 
@@ -115,7 +132,7 @@ class LayeredModel:
 
     shared, trunk, head: targets, made when they are read, so that no other part's tensors
     count as used. Those of `shared` end with the one whose rows are the vocabulary. hparams: the
-    metadata for a number of MTP layers, without the architecture's prefix. trunk_names,
+    metadata for a number of MTP layers, as `typed` takes them. trunk_names,
     head_names, shared_names: how the names of tensors begin. never: why tensors are in no file, by
     how their names begin. computed: F32 tensors that trunk and head share and no source has.
     splits, tokens: those of the TargetModel.
@@ -128,7 +145,7 @@ class LayeredModel:
     shared: Iterable[Target]
     trunk: Iterable[Target]
     head: Iterable[Target]
-    hparams: Callable[[int], Mapping[str, Value]]
+    hparams: Callable[[int], Mapping[str, object]]
     trunk_names: Sequence[str] = ("model.layers.",)
     head_names: Sequence[str] = ("mtp.",)
     shared_names: Sequence[str] = ("model.embed_tokens.", "model.norm.", "lm_head.")
@@ -144,10 +161,9 @@ class LayeredModel:
         trunk = [] if alone else list(self.trunk)
         n_mtp = 0 if part is HeadChoice.NONE else self.n_mtp
         head = list(self.head) if n_mtp else []
-        keys = self.hparams(n_mtp)
         return TargetModel(
             architecture=self.architecture,
-            hparams={f"{self.architecture}.{key}": value for key, value in keys.items()},
+            hparams=typed(self.architecture, self.hparams(n_mtp)),
             targets=(*shared, *trunk, *head),
             skipped=sources.skipped({**self._unwanted(part), **self.never}),
             n_trunk=self.n_trunk,

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.files.format import Value, ValueType
-from mtp_gguf.gguf_tools.files.tensor_types import F32
-
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import ConfigReader
 from ..checkpoints.source_tensors import SourceTensors
@@ -29,10 +26,7 @@ from .layers import (
     last_norm_and_vocabulary,
     opened,
 )
-from .parts import wants
-from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel, typed
-
-__all__ = ["ARCHITECTURES", "target_model", "wants"]
+from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel
 
 ARCHITECTURES: tuple[str, ...] = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM")
 
@@ -133,20 +127,16 @@ def _trunk(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
         layer = Layer(sources, f"model.layers.{index}.", f"blk.{index}.")
         yield layer.take("post_attention_layernorm.weight", "ffn_norm.weight", d.hidden)
         yield from _attention(layer, d, window, fused=False)
-        if not layer.has("mlp.gate.weight"):
+        if layer.has("mlp.gate.weight"):
+            yield from layer.gated_experts(d.hidden, d.expert_ffn, d.experts)
+        else:
             yield from layer.gated(d.hidden, d.ffn)
-            continue
-        yield layer.take("mlp.gate.weight", "ffn_gate_inp.weight", d.experts, d.hidden, fixed=F32)
-        yield layer.take("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", d.experts)
-        yield from layer.gated_experts(d.hidden, d.expert_ffn, d.experts)
 
 
 def _head(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     for index in range(d.n_mtp):
         layer = Layer(sources, f"mtp.layers.{index}.", f"blk.{len(d.windows) + index}.")
-        yield layer.take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
-        yield layer.take("enorm.weight", "nextn.enorm.weight", d.hidden)
-        yield layer.take("hnorm.weight", "nextn.hnorm.weight", d.hidden)
+        yield from layer.mtp_input(d.hidden)
         yield layer.take("pre_mlp_layernorm.weight", "ffn_norm.weight", d.hidden)
         yield layer.take("final_layernorm.weight", "layer_output_norm.weight", d.hidden)
         yield from _attention(layer, d, window=True, fused=True)
@@ -183,10 +173,12 @@ def _of_all_devices(rows: dict[str, int], devices: int) -> Order | None:
     return np.concatenate([part.reshape(-1) for part in np.split(parts, ends, axis=1)])
 
 
-def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
-    rope = c.rope_of("full_attention")
+def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, object]:
+    rope, rope_of_windows = c.rope_of("full_attention"), c.rope_of("sliding_attention")
     windows = (*d.windows, *[True] * n_mtp)
-    numbers = {
+    epsilon = c.number(c.config, "rms_norm_eps", 1e-5)
+    scaled = "attention_value_scale" in c.config
+    return {
         "block_count": len(windows),
         "context_length": c.size("max_position_embeddings"),
         "embedding_length": d.hidden,
@@ -202,22 +194,15 @@ def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
         "expert_group_count": c.size("n_group", 1),
         "expert_group_used_count": c.size("topk_group", 1),
         "expert_gating_func": SIGMOID,
-    }
-    if n_mtp:
-        numbers["nextn_predict_layers"] = n_mtp
-    values = {
+        "nextn_predict_layers": n_mtp or None,
         "rope.freq_base": c.number(rope, "rope_theta", 10_000.0, least=0),
-        "rope.freq_base_swa": c.number(
-            c.rope_of("sliding_attention"), "rope_theta", 10_000.0, least=0
-        ),
+        "rope.freq_base_swa": c.number(rope_of_windows, "rope_theta", 10_000.0, least=0),
         "attention.layer_norm_rms_epsilon": c.number(
-            c.config, "layernorm_epsilon", c.number(c.config, "rms_norm_eps", 1e-5), least=0
+            c.config, "layernorm_epsilon", epsilon, least=0
         ),
-    }
-    if "attention_value_scale" in c.config:
-        values["attention.value_scale"] = c.number(c.config, "attention_value_scale", 1.0)
-    return {
-        **typed(numbers, values),
-        "attention.head_count_kv": Value(ValueType.I32, tuple(d.kv_heads[w] for w in windows)),
-        "attention.sliding_window_pattern": Value(ValueType.I32, tuple(map(int, windows))),
+        "attention.value_scale": c.number(c.config, "attention_value_scale", 1.0)
+        if scaled
+        else None,
+        "attention.head_count_kv": tuple(d.kv_heads[w] for w in windows),
+        "attention.sliding_window_pattern": tuple(map(int, windows)),
     }

@@ -12,7 +12,6 @@ from functools import cache
 
 import numpy as np
 
-from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import Checkpoint
@@ -20,10 +19,7 @@ from ..checkpoints.config import ConfigReader
 from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Arithmetic, Order, Target
 from .layers import Layer, LayeredModel, count_mtp_layers, opened
-from .parts import wants
-from .target_model import MAX_LAYERS, HeadChoice, TargetModel, typed
-
-__all__ = ["ARCHITECTURES", "target_model", "wants"]
+from .target_model import MAX_LAYERS, HeadChoice, TargetModel
 
 ARCHITECTURES: tuple[str, ...] = ("NemotronHForCausalLM",)
 
@@ -167,9 +163,7 @@ def _head(sources: SourceTensors, d: _Dims) -> Iterator[Target]:
     attention, experts = (
         Layer(sources, f"mtp.layers.{part}.", f"blk.{len(d.kinds)}.") for part in (0, 1)
     )
-    yield attention.take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
-    yield attention.take("enorm.weight", "nextn.enorm.weight", d.hidden)
-    yield attention.take("hnorm.weight", "nextn.hnorm.weight", d.hidden)
+    yield from attention.mtp_input(d.hidden)
     yield attention.take("norm.weight", "attn_norm.weight", d.hidden)
     yield from _attention(attention, d)
     yield experts.take("norm.weight", "post_attention_norm.weight", d.hidden)
@@ -228,10 +222,15 @@ def _experts(layer: Layer, d: _Dims) -> Iterator[Target]:
         )
 
 
-def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
-    blocks = len(d.kinds) + n_mtp
-    numbers = {
-        "block_count": blocks,
+def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, object]:
+    of_experts = [d.expert_ffn if kind == _EXPERTS else 0 for kind in d.kinds]
+    of_attention = [d.kv_heads if kind == _ATTENTION else 0 for kind in d.kinds]
+    eps, theta = (
+        c.number(c.config, key, 0.0, least=0) if key in c.config else None
+        for key in ("norm_eps", "rope_theta")
+    )
+    return {
+        "block_count": len(d.kinds) + n_mtp,
         "context_length": _CONTEXT,
         "embedding_length": d.hidden,
         "vocab_size": d.vocab,
@@ -251,28 +250,14 @@ def _hparams(c: ConfigReader, d: _Dims, n_mtp: int) -> dict[str, Value]:
         "ssm.group_count": d.groups,
         "ssm.inner_size": d.inner,
         "ssm.time_step_rank": d.m_heads,
-    }
-    if d.latent:
-        numbers["moe_latent_size"] = d.latent
-    if n_mtp:
-        numbers["nextn_predict_layers"] = n_mtp
-    epsilon = c.number(c.config, "layer_norm_epsilon", 1e-5, least=0)
-    values = {
-        "attention.layer_norm_epsilon": epsilon,
+        "moe_latent_size": d.latent or None,
+        "nextn_predict_layers": n_mtp or None,
+        "attention.layer_norm_epsilon": c.number(c.config, "layer_norm_epsilon", 1e-5, least=0),
         "expert_weights_scale": c.number(c.config, "routed_scaling_factor", 1.0),
-    }
-    for key, ours in (
-        ("norm_eps", "attention.layer_norm_rms_epsilon"),
-        ("rope_theta", "rope.freq_base"),
-    ):
-        if key in c.config:
-            values[ours] = c.number(c.config, key, 0.0, least=0)
-    of_experts = [d.expert_ffn if kind == _EXPERTS else 0 for kind in d.kinds]
-    of_attention = [d.kv_heads if kind == _ATTENTION else 0 for kind in d.kinds]
-    return {
-        **typed(numbers, values),
-        "feed_forward_length": Value(ValueType.I32, (*of_experts, *[d.expert_ffn] * n_mtp)),
-        "attention.head_count_kv": Value(ValueType.I32, (*of_attention, *[d.kv_heads] * n_mtp)),
-        "expert_weights_norm": Value(ValueType.BOOL, c.config.get("norm_topk_prob", True) is True),
-        "rope.scaling.finetuned": Value(ValueType.BOOL, False),
+        "attention.layer_norm_rms_epsilon": eps,
+        "rope.freq_base": theta,
+        "feed_forward_length": (*of_experts, *[d.expert_ffn] * n_mtp),
+        "attention.head_count_kv": (*of_attention, *[d.kv_heads] * n_mtp),
+        "expert_weights_norm": c.config.get("norm_topk_prob", True) is True,
+        "rope.scaling.finetuned": False,
     }

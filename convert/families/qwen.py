@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
-from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import LAYERS_KEY, Checkpoint
@@ -24,7 +23,7 @@ from ..checkpoints.quantized import check_schemes
 from ..checkpoints.source_tensors import Shape, SourceTensors, ggml_shape
 from ..plans.recipe import Arithmetic, Order, Recipe, Target
 from .parts import wants
-from .target_model import MAX_LAYERS, HeadChoice, TargetModel
+from .target_model import MAX_LAYERS, HeadChoice, TargetModel, typed
 
 # Default of transformers (RotaryEmbeddingConfigMixin).
 DEFAULT_ROPE_THETA = 10_000.0
@@ -139,26 +138,25 @@ class Transform(Enum):
 
     def recipe(self, source: str, d: Dims) -> Recipe:
         """The recipe that makes the target from `source`."""
-        if self is Transform.NORM:
-            return Recipe((source,), arithmetic=Arithmetic.ADD_ONE)
-        if self is Transform.DECAY:
-            return Recipe((source,), column_order=d.v_order(1), arithmetic=Arithmetic.NEGATED_EXP)
-        if self is Transform.PER_HEAD:
-            return Recipe((source,), column_order=d.v_order(1))
-        if self is Transform.V_COLUMNS:
-            return Recipe((source,), column_order=d.v_order(d.v_dim))
+        rows = columns = None
         if self is Transform.HEAD_ROWS:
-            return Recipe((source,), row_order=d.v_order(1))
-        if self is Transform.V_ROWS:
-            return Recipe((source,), row_order=d.v_order(d.v_dim))
-        if self in (Transform.QKV_ROWS, Transform.CONV):
-            return Recipe((source,), row_order=d.v_order(d.v_dim, before=2 * d.keys))
-        if self is Transform.NEGATED_EXP:
-            return Recipe((source,), arithmetic=Arithmetic.NEGATED_EXP)
-        if self in (Transform.QKV_OF_GROUPS, Transform.GATES_OF_GROUPS):
-            gates = self is Transform.GATES_OF_GROUPS
-            return Recipe((source,), row_order=d.ungrouped_rows(gates=gates))
-        return Recipe((source,))
+            rows = d.v_order(1)
+        elif self is Transform.V_ROWS:
+            rows = d.v_order(d.v_dim)
+        elif self in (Transform.QKV_ROWS, Transform.CONV):
+            rows = d.v_order(d.v_dim, before=2 * d.keys)
+        elif self in (Transform.QKV_OF_GROUPS, Transform.GATES_OF_GROUPS):
+            rows = d.ungrouped_rows(gates=self is Transform.GATES_OF_GROUPS)
+        elif self in (Transform.DECAY, Transform.PER_HEAD):
+            columns = d.v_order(1)
+        elif self is Transform.V_COLUMNS:
+            columns = d.v_order(d.v_dim)
+        arithmetic = {
+            Transform.NORM: Arithmetic.ADD_ONE,
+            Transform.DECAY: Arithmetic.NEGATED_EXP,
+            Transform.NEGATED_EXP: Arithmetic.NEGATED_EXP,
+        }.get(self, Arithmetic.NONE)
+        return Recipe((source,), rows, columns, arithmetic)
 
 
 @dataclass(frozen=True)
@@ -189,11 +187,21 @@ FULL_ATTENTION = (
     norm("self_attn.q_norm.weight", "attn_q_norm.weight", lambda d: (d.head_dim,)),
     norm("self_attn.k_norm.weight", "attn_k_norm.weight", lambda d: (d.head_dim,)),
 )
-DENSE_FFN = (
-    Entry("mlp.gate_proj.weight", "ffn_gate.weight", lambda d: (d.ffn, d.hidden)),
-    Entry("mlp.up_proj.weight", "ffn_up.weight", lambda d: (d.ffn, d.hidden)),
-    Entry("mlp.down_proj.weight", "ffn_down.weight", lambda d: (d.hidden, d.ffn)),
-)
+
+
+def _gated(prefix: str, suffix: str, inner: Callable[[Dims], int]) -> tuple[Entry, ...]:
+    """A gated feed-forward network of this inner width."""
+    return tuple(
+        Entry(f"{prefix}{part}_proj.weight", f"ffn_{part}{suffix}.weight", shape)
+        for part, shape in (
+            ("gate", lambda d: (inner(d), d.hidden)),
+            ("up", lambda d: (inner(d), d.hidden)),
+            ("down", lambda d: (d.hidden, inner(d))),
+        )
+    )
+
+
+DENSE_FFN = _gated("mlp.", "", lambda d: d.ffn)
 SHARED_EXPERT = (
     Entry(
         "mlp.gate.weight", "ffn_gate_inp.weight", lambda d: (d.experts, d.hidden), always_f32=True
@@ -204,21 +212,7 @@ SHARED_EXPERT = (
         lambda d: (1, d.hidden),
         always_f32=True,
     ),
-    Entry(
-        "mlp.shared_expert.gate_proj.weight",
-        "ffn_gate_shexp.weight",
-        lambda d: (d.shared_ffn, d.hidden),
-    ),
-    Entry(
-        "mlp.shared_expert.up_proj.weight",
-        "ffn_up_shexp.weight",
-        lambda d: (d.shared_ffn, d.hidden),
-    ),
-    Entry(
-        "mlp.shared_expert.down_proj.weight",
-        "ffn_down_shexp.weight",
-        lambda d: (d.hidden, d.shared_ffn),
-    ),
+    *_gated("mlp.shared_expert.", "_shexp", lambda d: d.shared_ffn),
 )
 # Checkpoints have experts as one tensor per projection (gate and up fused, gate first) or as one
 # tensor per expert.
@@ -256,7 +250,7 @@ class QwenModel:
     with full attention. last: those after the trunk's last layer; last_in_head: whether a head-only
     file has them. mtp: those of the head outside its block. more: makes the other targets of a
     block from the source tensors and the prefixes of its names. constants: the ends of the names of
-    tensors that are whole numbers, not weights. keys: further metadata.
+    tensors that are whole numbers, not weights. keys: further metadata, as `typed` takes them.
     """
 
     config: ConfigReader
@@ -272,7 +266,7 @@ class QwenModel:
     joined: tuple[tuple[str, ...], str] | None = None
     more: Callable[[SourceTensors, str, str], Iterator[Target]] = lambda *_: iter(())
     constants: tuple[str, ...] = ()
-    keys: Mapping[str, Value] = field(default_factory=dict)
+    keys: Mapping[str, object] = field(default_factory=dict)
 
 
 def target_model(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> TargetModel:
@@ -298,7 +292,7 @@ def target_model(checkpoint: Checkpoint, head: HeadChoice, model: QwenModel) -> 
     n_mtp = 1 if mtp else 0
     return TargetModel(
         architecture=model.architecture,
-        hparams=_hparams(model, n_mtp),
+        hparams=typed(model.architecture, _hparams(model, n_mtp)),
         targets=(*shared, *trunk, *mtp),
         skipped=sources.skipped(_unwanted(sources, head, model)),
         n_trunk=dims.layers,
@@ -483,82 +477,57 @@ def _recurrent_layers(c: ConfigReader, layers: int) -> tuple[bool, ...]:
     return tuple(kind == "linear_attention" for kind in kinds)
 
 
-def _hparams(model: QwenModel, n_mtp: int) -> dict[str, Value]:
-    """The architecture's metadata, with keys and types as in llama.cpp's converter."""
+def _hparams(model: QwenModel, n_mtp: int) -> dict[str, object]:
+    """The architecture's metadata, with keys as in llama.cpp's converter."""
     c, d = model.config, model.dims
     rope = c.rope()
-    eps = c.number(c.config, "rms_norm_eps", 1e-6, least=0)
     partial = c.number(rope, "partial_rotary_factor", 0.25, least=0, most=1)
-
-    def u32(value: int) -> Value:
-        return Value(ValueType.U32, value)
-
-    def f32(value: float) -> Value:
-        return Value(ValueType.F32, value)
-
-    keys: dict[str, Value] = {
-        "block_count": u32(d.layers + n_mtp),
-        "context_length": u32(_context_length(c)),
-        "embedding_length": u32(d.hidden),
-    }
-    if d.ffn:
-        keys["feed_forward_length"] = u32(d.ffn)
-    keys |= {
-        "attention.head_count": u32(d.heads),
-        "attention.head_count_kv": u32(d.kv_heads),
-        **_rope_scaling(c, rope),
-    }
-    if model.sections is not None:
-        keys["rope.dimension_sections"] = Value(ValueType.I32, model.sections)
-    keys["rope.freq_base"] = f32(c.number(rope, "rope_theta", DEFAULT_ROPE_THETA, least=0))
-    keys["attention.layer_norm_rms_epsilon"] = f32(eps)
-    if d.moe:
-        keys |= {
-            "expert_count": u32(d.experts),
-            "expert_used_count": u32(c.size("num_experts_per_tok", most=d.experts)),
-        }
-    keys |= {"attention.key_length": u32(d.head_dim), "attention.value_length": u32(d.head_dim)}
-    if d.moe:
-        keys |= {
-            "expert_feed_forward_length": u32(d.expert_ffn),
-            "expert_shared_feed_forward_length": u32(d.shared_ffn),
-        }
-    if n_mtp:
-        keys["nextn_predict_layers"] = u32(n_mtp)
-    recurrent = (*d.recurrent, *(False for _ in range(n_mtp)))
-    keys |= {
-        "ssm.conv_kernel": u32(d.conv),
-        "ssm.state_size": u32(d.k_dim),
-        "ssm.group_count": u32(d.k_heads),
-        "ssm.time_step_rank": u32(d.v_heads),
-        "ssm.inner_size": u32(d.values),
-        "attention.recurrent_layers": Value(ValueType.BOOL, recurrent),
-        "full_attention_interval": u32(c.size("full_attention_interval", 4)),
-        "rope.dimension_count": u32(int(d.head_dim * partial)),
+    context = c.size("max_position_embeddings", 32768)
+    return {
+        "block_count": d.layers + n_mtp,
+        "context_length": context,
+        "embedding_length": d.hidden,
+        "feed_forward_length": d.ffn or None,
+        "attention.head_count": d.heads,
+        "attention.head_count_kv": d.kv_heads,
+        **_rope_scaling(c, rope, context),
+        "rope.dimension_sections": model.sections,
+        "rope.freq_base": c.number(rope, "rope_theta", DEFAULT_ROPE_THETA, least=0),
+        "attention.layer_norm_rms_epsilon": c.number(c.config, "rms_norm_eps", 1e-6, least=0),
+        "expert_count": d.experts or None,
+        "expert_used_count": c.size("num_experts_per_tok", most=d.experts) if d.moe else None,
+        "attention.key_length": d.head_dim,
+        "attention.value_length": d.head_dim,
+        "expert_feed_forward_length": d.expert_ffn or None,
+        "expert_shared_feed_forward_length": d.shared_ffn or None,
+        "nextn_predict_layers": n_mtp or None,
+        "ssm.conv_kernel": d.conv,
+        "ssm.state_size": d.k_dim,
+        "ssm.group_count": d.k_heads,
+        "ssm.time_step_rank": d.v_heads,
+        "ssm.inner_size": d.values,
+        "attention.recurrent_layers": (*d.recurrent, *[False] * n_mtp),
+        "full_attention_interval": c.size("full_attention_interval", 4),
+        "rope.dimension_count": int(d.head_dim * partial),
         **model.keys,
     }
-    return {f"{model.architecture}.{key}": value for key, value in keys.items()}
 
 
-def _context_length(c: ConfigReader) -> int:
-    return c.size("max_position_embeddings", 32768)
-
-
-def _rope_scaling(c: ConfigReader, rope: dict[str, Any]) -> dict[str, Value]:
+def _rope_scaling(c: ConfigReader, rope: dict[str, Any], context: int) -> dict[str, object]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default" or "factor" not in rope:
         return {}
     if kind not in ("linear", "yarn"):
         raise c.fault("rope_type", "default, linear or yarn", kind)
-    keys = {
-        "rope.scaling.type": Value(ValueType.STRING, kind),
-        "rope.scaling.factor": Value(ValueType.F32, c.number(rope, "factor", 1.0, least=0)),
+    keys: dict[str, object] = {
+        "rope.scaling.type": kind,
+        "rope.scaling.factor": c.number(rope, "factor", 1.0, least=0),
     }
     if kind == "yarn":
-        original = rope.get("original_max_position_embeddings", _context_length(c))
+        original = rope.get("original_max_position_embeddings", context)
         if not is_whole(original) or not 0 < original <= LARGEST_SIZE:
             raise c.fault("original_max_position_embeddings", "a whole number for yarn", original)
-        keys["rope.scaling.original_context_length"] = Value(ValueType.U32, original)
+        keys["rope.scaling.original_context_length"] = original
         factor = "attention_factor" if "attention_factor" in rope else "attn_factor"
         for ours, theirs in (
             ("yarn_ext_factor", "extrapolation_factor"),
@@ -567,5 +536,5 @@ def _rope_scaling(c: ConfigReader, rope: dict[str, Any]) -> dict[str, Value]:
             ("yarn_beta_slow", "beta_slow"),
         ):
             if theirs in rope:
-                keys[f"rope.scaling.{ours}"] = Value(ValueType.F32, c.number(rope, theirs, 0.0))
+                keys[f"rope.scaling.{ours}"] = c.number(rope, theirs, 0.0)
     return keys

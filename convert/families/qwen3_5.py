@@ -11,11 +11,8 @@ head (repeat_interleave in Qwen3_5GatedDeltaNet.forward), while ggml cycles thro
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import LARGEST_SIZE, ConfigReader, is_whole
 from . import qwen
-from .parts import wants
 from .qwen import Entry, QwenModel, Transform
 from .target_model import HeadChoice, TargetModel
-
-__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 _DENSE = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
 _MOE = ("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM")

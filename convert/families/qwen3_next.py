@@ -10,11 +10,8 @@ values in one tensor and all gates in another.
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.config import ConfigReader
 from . import qwen
-from .parts import wants
 from .qwen import Entry, QwenModel, Transform
 from .target_model import HeadChoice, TargetModel
-
-__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("Qwen3NextForCausalLM",)
 
@@ -42,11 +39,7 @@ LINEAR_ATTENTION = (
     ),
     Entry("linear_attn.dt_bias", "ssm_dt.bias", lambda d: (d.v_heads,), always_f32=True),
     Entry(
-        "linear_attn.A_log",
-        "ssm_a",
-        lambda d: (d.v_heads,),
-        Transform.NEGATED_EXP,
-        always_f32=True,
+        "linear_attn.A_log", "ssm_a", lambda d: (d.v_heads,), Transform.NEGATED_EXP, always_f32=True
     ),
     Entry("linear_attn.norm.weight", "ssm_norm.weight", lambda d: (d.v_dim,), always_f32=True),
     Entry("linear_attn.out_proj.weight", "ssm_out.weight", lambda d: (d.hidden, d.values)),

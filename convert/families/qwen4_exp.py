@@ -19,12 +19,9 @@ from ..checkpoints.config import ConfigReader, is_whole
 from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Recipe, Target
 from . import qwen
-from .parts import wants
 from .qwen import Dims, Entry, QwenModel, norm
 from .qwen3_5 import LINEAR_ATTENTION, mrope_sections
 from .target_model import HeadChoice, TargetModel, typed
-
-__all__ = ["ARCHITECTURES", "target_model", "wants"]
 
 ARCHITECTURES: tuple[str, ...] = ("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM")
 
@@ -269,18 +266,15 @@ def _table(
     return Target(_TABLE, (n.width, sum(heights)), Recipe(parts))
 
 
-def _keys(d: Dims, s: _Sizes, with_head: bool) -> dict[str, Value]:
-    numbers = {
+def _keys(d: Dims, s: _Sizes, with_head: bool) -> dict[str, object]:
+    ratios = (*(0 if recurrent else s.ratio for recurrent in d.recurrent), *[s.ratio] * with_head)
+    return {
         "hyper_connection.count": s.streams,
         "hyper_connection.low_rank": s.rank,
         "attention.indexer.head_count": s.index_heads,
         "attention.indexer.key_length": s.index_dim,
         "attention.indexer.top_k": s.index_budget,
-    }
-    ratios = (*(0 if recurrent else s.ratio for recurrent in d.recurrent), *[s.ratio] * with_head)
-    return {
-        **typed(numbers),
-        "attention.compress_ratios": Value(ValueType.I32, ratios),
+        "attention.compress_ratios": ratios,
     }
 
 
@@ -291,18 +285,15 @@ def _ngram_keys(
     last = ends[-1] if isinstance(ends, list) and ends else ends
     if not is_whole(last) or not 0 <= last < d.vocab:
         raise c.fault("eos_token_id", "a token, at which the n-grams begin anew", ends)
-    numbers = {
+    pictures = c.size("image_token_id", least=0) if "image_token_id" in c.config else None
+    keys = {
+        "ple.layers": (n.layer,),
         "ple.ngram_size": n.size,
         "ple.heads_per_ngram": n.heads_per_size,
         "ple.conv_kernel": n.kernel,
         "ple.eos_token_id": last,
         "embedding_length_per_layer_input": n.width,
-    }
-    if "image_token_id" in c.config:
-        numbers["ple.image_token_id"] = c.size("image_token_id", least=0)
-    keys = {
-        "ple.layers": Value(ValueType.I32, (n.layer,)),
-        **typed(numbers),
+        "ple.image_token_id": pictures,
         **{key: Value(ValueType.U64, values) for key, values in constants.items()},
     }
-    return {f"{_ARCHITECTURE}.{key}": value for key, value in keys.items()}
+    return typed(_ARCHITECTURE, keys)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import F32
 
 from ..checkpoints.checkpoint import Checkpoint
@@ -21,10 +20,7 @@ from ..checkpoints.config import ConfigReader, is_whole
 from ..checkpoints.source_tensors import SourceTensors
 from ..plans.recipe import Arithmetic, Target
 from .layers import OTHER_TOWERS, Layer, LayeredModel, count_mtp_layers, opened
-from .parts import wants
-from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel, typed
-
-__all__ = ["ARCHITECTURES", "target_model", "wants"]
+from .target_model import MAX_LAYERS, SIGMOID, HeadChoice, TargetModel
 
 ARCHITECTURES: tuple[str, ...] = ("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration")
 
@@ -177,9 +173,7 @@ def _experts(layer: Layer, d: _Dims) -> Iterator[Target]:
 
 
 def _mtp(layer: Layer, d: _Dims) -> Iterator[Target]:
-    yield layer.take("eh_proj.weight", "nextn.eh_proj.weight", d.hidden, 2 * d.hidden)
-    yield _norm(layer, "enorm.weight", "nextn.enorm.weight", d.hidden)
-    yield _norm(layer, "hnorm.weight", "nextn.hnorm.weight", d.hidden)
+    yield from layer.mtp_input(d.hidden, Arithmetic.ADD_ONE)
     head = "transformer.shared_head."
     yield _norm(layer, f"{head}norm.weight", "nextn.shared_head_norm.weight", d.hidden)
     output = "nextn.shared_head_head.weight"
@@ -253,11 +247,14 @@ def _limits(c: ConfigReader, key: str, blocks: int) -> tuple[float, ...] | None:
     return tuple(map(float, [*numbers, *[0.0] * blocks][:blocks]))
 
 
-def _hparams(c: ConfigReader, d: _Dims, blocks: int) -> dict[str, Value]:
+def _hparams(c: ConfigReader, d: _Dims, blocks: int) -> dict[str, object]:
     _check_rotation(c, d)
     windows = d.windows[:blocks]
     full, window = _thetas(c, d)
-    numbers = {
+    normalized = c.config.get("norm_expert_weight", True)
+    if not isinstance(normalized, bool):
+        raise c.fault("norm_expert_weight", "true or false", normalized)
+    return {
         "block_count": blocks,
         "context_length": c.size("max_position_embeddings"),
         "embedding_length": d.hidden,
@@ -272,29 +269,17 @@ def _hparams(c: ConfigReader, d: _Dims, blocks: int) -> dict[str, Value]:
         "expert_gating_func": SIGMOID,
         "leading_dense_block_count": _leading_dense(c, d),
         "moe_every_n_layers": 1,
-    }
-    if blocks > d.n_trunk:
-        numbers["nextn_predict_layers"] = blocks - d.n_trunk
-    values = {
+        "nextn_predict_layers": max(blocks - d.n_trunk, 0) or None,
         "rope.freq_base": full,
         "rope.freq_base_swa": window,
         "attention.layer_norm_rms_epsilon": c.number(c.config, "rms_norm_eps", 1e-5, least=0),
         "expert_weights_scale": c.number(c.config, "moe_router_scaling_factor", 1.0),
-    }
-    lists = {
         "swiglu_clamp_exp": _limits(c, "swiglu_limits", blocks),
         "swiglu_clamp_shexp": _limits(c, "swiglu_limits_shared", blocks),
-    }
-    normalized = c.config.get("norm_expert_weight", True)
-    if not isinstance(normalized, bool):
-        raise c.fault("norm_expert_weight", "true or false", normalized)
-    return {
-        **typed(numbers, values),
-        **{key: Value(ValueType.F32, entries) for key, entries in lists.items() if entries},
-        "expert_weights_norm": Value(ValueType.BOOL, normalized),
-        "attention.head_count": Value(ValueType.I32, tuple(d.heads[w] for w in windows)),
-        "attention.head_count_kv": Value(ValueType.I32, tuple(d.kv_heads[w] for w in windows)),
-        "attention.sliding_window_pattern": Value(ValueType.BOOL, windows),
+        "expert_weights_norm": normalized,
+        "attention.head_count": tuple(d.heads[w] for w in windows),
+        "attention.head_count_kv": tuple(d.kv_heads[w] for w in windows),
+        "attention.sliding_window_pattern": windows,
     }
 
 

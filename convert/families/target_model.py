@@ -59,21 +59,29 @@ class TargetModel:
     tokens: Mapping[str, str] = field(default_factory=dict)
 
 
-def typed(
-    numbers: Mapping[str, int], values: Mapping[str, float] | None = None
-) -> dict[str, Value]:
-    """Metadata: U32 of `numbers`, F32 of `values`."""
-    of_values = {key: Value(ValueType.F32, value) for key, value in (values or {}).items()}
-    return {key: Value(ValueType.U32, number) for key, number in numbers.items()} | of_values
+_TYPES = {bool: ValueType.BOOL, int: ValueType.U32, float: ValueType.F32, str: ValueType.STRING}
+
+
+def typed(architecture: str, keys: Mapping[str, Any]) -> dict[str, Value]:
+    """The metadata of an architecture, with types as llama.cpp's converter gives them.
+
+    Whole numbers are U32, and I32 in an array. Keys without a value are left out.
+    """
+    found = {}
+    for key, value in keys.items():
+        if isinstance(value, tuple):
+            kind = ValueType.I32 if type(value[0]) is int else _TYPES[type(value[0])]
+            found[f"{architecture}.{key}"] = Value(kind, value)
+        elif value is not None:
+            whole = value if isinstance(value, Value) else Value(_TYPES[type(value)], value)
+            found[f"{architecture}.{key}"] = whole
+    return found
 
 
 class Family(Protocol):
     """A model family, implemented by a module of this package with these members."""
 
     ARCHITECTURES: tuple[str, ...]
-
-    def wants(self, name: str, head: HeadChoice, config: dict[str, Any]) -> bool:
-        """Whether a conversion of this part of a model reads the source tensor `name`."""
 
     def target_model(self, checkpoint: Checkpoint, head: HeadChoice) -> TargetModel:
         """Name and shape of every target; CheckpointError if the checkpoint does not fit."""

@@ -10,14 +10,15 @@ frames of a video, and llama.cpp convolves each of them with a tensor of its own
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mtp_gguf.gguf_tools.errors import CheckpointError
-from mtp_gguf.gguf_tools.files.format import Value, ValueType
+from mtp_gguf.gguf_tools.files.format import Value
+from mtp_gguf.gguf_tools.machine.text import first_of
 from mtp_gguf.gguf_tools.vision import (
     ARCHITECTURE,
     BLOCK,
@@ -34,6 +35,7 @@ from ..checkpoints.config import LARGEST_F32, ConfigReader, is_whole
 from ..checkpoints.json_files import read_json_object
 from ..checkpoints.quantized import check_schemes, weights_of
 from ..plans.recipe import Recipe, Target
+from .target_model import typed
 
 _FRAMES = 2  # temporal_patch_size, of which llama.cpp supports this one alone
 _CHANNELS = 3
@@ -58,11 +60,6 @@ class Dims:
     patch: int
     positions: int
     merge: int
-
-    @property
-    def image_size(self) -> int:
-        """Side in pixels of the picture that has a learned position for each patch."""
-        return int(self.positions**0.5 * self.patch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +96,7 @@ def vision_tower(checkpoint: Checkpoint) -> Tower:
     wanted = {name: (shape, recipe) for name, shape, recipe in _sources(dims)}
     targets: list[Target] = []
     for name, weight in weights.by_name.items():
-        suffix = _suffix(name)
+        suffix = canonical_name(name).partition("visual.")[2]
         if suffix not in wanted:
             raise CheckpointError(
                 f"{weight.where}: {name} is not part of this vision tower; this kind of tower is "
@@ -111,23 +108,12 @@ def vision_tower(checkpoint: Checkpoint) -> Tower:
                 f"{weight.where}: {name}: expected shape {list(shape)} by the config, found "
                 f"{list(weight.shape)}"
             )
-        targets += [Target(t.name, t.shape, _renamed(t.recipe, name)) for t in made]
+        targets += [replace(t, recipe=replace(t.recipe, sources=(name,))) for t in made]
     if wanted:
         raise CheckpointError(
-            f"{checkpoint.folder}: the vision tower is incomplete: {next(iter(wanted))}"
-            f"{f' and {len(wanted) - 1} more are' if len(wanted) > 1 else ' is'} missing"
+            f"{checkpoint.folder}: the vision tower is incomplete: {first_of([*wanted])} missing"
         )
     return Tower(_hparams(dims, text, checkpoint.folder), tuple(targets))
-
-
-def _suffix(name: str) -> str:
-    """The name of a tensor inside the tower."""
-    canonical = canonical_name(name)
-    return canonical.partition("visual.")[2]
-
-
-def _renamed(recipe: Recipe, source: str) -> Recipe:
-    return Recipe((source,), row_order=recipe.row_order)
 
 
 def _read_dims(c: ConfigReader, text: ConfigReader) -> Dims:
@@ -195,31 +181,28 @@ def _patches(d: Dims) -> tuple[Target, ...]:
 def _hparams(d: Dims, text: ConfigReader, folder: Path) -> dict[str, Value]:
     """The keys of `clip`, in the order of llama.cpp's converter."""
     mean, std = _normalization(folder)
-
-    def u32(value: int) -> Value:
-        return Value(ValueType.U32, value)
-
     keys = {
-        "has_vision_encoder": Value(ValueType.BOOL, True),
-        "vision.projection_dim": u32(d.out),
-        "vision.image_size": u32(d.image_size),
-        "vision.patch_size": u32(d.patch),
-        "vision.embedding_length": u32(d.width),
-        "vision.feed_forward_length": u32(d.ffn),
-        "vision.block_count": u32(d.depth),
-        "vision.attention.head_count": u32(d.heads),
-        "vision.image_mean": Value(ValueType.F32, mean),
-        "vision.image_std": Value(ValueType.F32, std),
-        "projector_type": Value(ValueType.STRING, PROJECTOR),
-        "use_gelu": Value(ValueType.BOOL, True),
-        "vision.spatial_merge_size": u32(d.merge),
+        "has_vision_encoder": True,
+        "vision.projection_dim": d.out,
+        # The side of the picture that has a learned position for each patch.
+        "vision.image_size": int(d.positions**0.5 * d.patch),
+        "vision.patch_size": d.patch,
+        "vision.embedding_length": d.width,
+        "vision.feed_forward_length": d.ffn,
+        "vision.block_count": d.depth,
+        "vision.attention.head_count": d.heads,
+        "vision.image_mean": mean,
+        "vision.image_std": std,
+        "projector_type": PROJECTOR,
+        "use_gelu": True,
+        "vision.spatial_merge_size": d.merge,
         # llama.cpp's converter takes the epsilon of the language model; clip.cpp reads it.
-        "vision.attention.layer_norm_epsilon": Value(
-            ValueType.F32, text.number(text.config, "rms_norm_eps", 1e-6, least=0)
+        "vision.attention.layer_norm_epsilon": text.number(
+            text.config, "rms_norm_eps", 1e-6, least=0
         ),
-        "vision.is_deepstack_layers": Value(ValueType.BOOL, (False,) * d.depth),
+        "vision.is_deepstack_layers": (False,) * d.depth,
     }
-    return {f"{ARCHITECTURE}.{key}": value for key, value in keys.items()}
+    return typed(ARCHITECTURE, keys)
 
 
 def _normalization(folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,18 @@ class AcceptanceCheck:
         }
 
 
+def checked_memory(model: Path) -> int:
+    """The bytes of memory that running a model takes; RequestError if they are not free."""
+    from mtp_gguf.native.checks.acceptance import memory_needed  # noqa: PLC0415
+
+    needed, free = memory_needed(model), process_memory.free_memory()
+    if free < needed:
+        raise RequestError(
+            f"the model takes {human_bytes(needed)} of memory, and {human_bytes(free)} are free"
+        )
+    return needed
+
+
 def is_measured(*, no_check: bool) -> bool:
     """Whether finished files are measured: not with --no-check, nor if the environment says so."""
     return not no_check and os.environ.get(VARIABLE) != "0"
@@ -107,34 +120,21 @@ def check_acceptance(
     """Measure a finished file as `record_acceptance` does; if that fails, return the reason."""
     model, head = trunk or path, path if trunk else None
     try:
-        from mtp_gguf.native.checks.acceptance import measure_in_subprocess, memory_needed  # noqa: PLC0415
+        from mtp_gguf.native.checks.acceptance import measure_in_subprocess  # noqa: PLC0415
 
-        needed, free = memory_needed(model), process_memory.free_memory()
-        if free < needed:
-            raise RequestError(
-                f"the model takes {human_bytes(needed)} of memory, and {human_bytes(free)} are free"
-            )
-        if needed >= _LARGE:
+        if (needed := checked_memory(model)) >= _LARGE:
             progress.say(
                 f"measuring acceptance: takes {human_bytes(needed)} of memory, and at most "
                 f"{_SECONDS:.0f} s after loading; Ctrl-C or --no-check skips it"
             )
-        has_list = _has_list(path)
-        found = AcceptanceCheck(
-            measure_in_subprocess(
-                model,
-                seconds=_SECONDS,
-                whole_vocabulary=not has_list and not _is_short(path),
-                head=head,
-            ),
-            least=least,
-        )
-        if not found.poor:
-            return found
-        measured, whole = found.measured, None
-        assert measured is not None
-        if has_list:
-            whole = measure_in_subprocess(model, seconds=_SECONDS, whole_vocabulary=True, head=head)
+        with open_model(path) as opened:
+            draft = opened.head.report.draft
+        measure = partial(measure_in_subprocess, model, seconds=_SECONDS, head=head)
+        measured, whole = measure(whole_vocabulary=draft is None), None
+        if measured.share >= least:
+            return AcceptanceCheck(measured, least=least)
+        if draft is not None and draft.layout is DraftLayout.IDS:
+            whole = measure(whole_vocabulary=True)
         warning = poor_text(path, measured, least, whole, elsewhere)
         return AcceptanceCheck(measured, whole, least=least, warning=warning)
     except (MtpGgufError, ImportError) as error:
@@ -181,17 +181,3 @@ def poor_text(
         "may be exchanged; take the head of exactly this model; "
         f"mtp-gguf doctor {quoted(path)} --explain looks for the cause"
     )
-
-
-def _is_short(path: Path) -> bool:
-    """Whether a file has only the rows of its draft vocabulary."""
-    with open_model(path) as model:
-        draft = model.head.report.draft
-    return draft is not None and draft.layout is not DraftLayout.IDS
-
-
-def _has_list(path: Path) -> bool:
-    """Whether a file has a draft vocabulary that can be left out."""
-    with open_model(path) as model:
-        draft = model.head.report.draft
-    return draft is not None and draft.layout is DraftLayout.IDS

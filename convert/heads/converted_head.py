@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from mtp_gguf.gguf_tools.errors import OptionError, RequestError
-from mtp_gguf.gguf_tools.heads.fastmtp import DraftLayout
 from mtp_gguf.gguf_tools.hub.remote import hub_model
 from mtp_gguf.gguf_tools.model import Model, open_model
 from mtp_gguf.gguf_tools.progress import Progress
@@ -17,11 +16,11 @@ from ..checkpoints.source_rows import SourceRows
 from ..families.target_model import HeadChoice
 from ..options import DEFAULT_HEAD_TYPE, DraftOptions
 from ..pipeline import run
-from ..plans.plan import DraftRequest, Request
+from ..plans.plan import Request
 from ..plans.precision import parse_tensor_type
 from ..resolve import model_name
 from ..resolve import open_model as open_checkpoint
-from .head_donor import plan_head
+from .head_donor import plan_head, pre_tokenizer_of
 
 
 def open_source(source: str, revision: str | None) -> Checkpoint:
@@ -57,25 +56,23 @@ def converted_head(
             quant=_vehicle(base),
             head=HeadChoice.BLOCK,
             head_type=kind,
-            draft=DraftRequest(DraftLayout.IDS, draft.size, draft.corpus, draft.ids_file)
-            if draft.wanted
-            else None,
-            tokenizer_pre=_pre_tokenizer(base),
+            draft=draft if draft.wanted else None,
+            tokenizer_pre=pre_tokenizer_of(base),
             model_name=model_name(source),
             output=target,
         )
         with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=target.parent) as folder:
-            planned = plan_head(checkpoint, request, Path(folder) / "head.gguf", source)
-            planned.preview.head.check_fit(base.head)
-            for note in planned.plan.notes:
+            plan, preview = plan_head(checkpoint, request, Path(folder) / "head.gguf", source)
+            preview.head.check_fit(base.head)
+            for note in plan.notes:
                 if "draft vocabulary" in note:
                     progress.say(f"note: {note}")
             with (
                 fetched(checkpoint, folder, progress) as whole,
-                progress.count("convert the head", planned.plan.size) as advance,
+                progress.count("convert the head", plan.size) as advance,
             ):
-                run((planned.plan,), SourceRows(whole), advance)
-            with open_model(planned.plan.shards[0].path) as head:
+                run((plan,), SourceRows(whole), advance)
+            with open_model(plan.shards[0].path) as head:
                 yield head
 
 
@@ -83,9 +80,7 @@ def head_in_type(
     base: Model, source: str, revision: str | None, target: Path, progress: Progress, head_type: str
 ) -> AbstractContextManager[Model]:
     """Convert the head of a checkpoint into a temporary file, without a draft vocabulary."""
-    return converted_head(
-        base, source, revision, head_type, DraftOptions.parse(None, None, None), target, progress
-    )
+    return converted_head(base, source, revision, head_type, DraftOptions(), target, progress)
 
 
 def _vehicle(base: Model) -> str:
@@ -96,9 +91,3 @@ def _vehicle(base: Model) -> str:
     that llama-quantize uses.
     """
     return "F16" if base.first.scalar("general.file_type") in (0, 1, 32) else "Q4_K_M"
-
-
-def _pre_tokenizer(base: Model) -> str | None:
-    """Return the base's pre-tokenizer, so that a checkpoint with an unknown one can be used."""
-    name = base.first.scalar("tokenizer.ggml.pre")
-    return name if isinstance(name, str) else None

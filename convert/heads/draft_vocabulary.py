@@ -4,8 +4,8 @@ The list is ranked, most useful first, so that a runtime can use a prefix of it.
 (end of turn, tools, thinking) come first, so every prefix contains them.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.errors import RequestError, raising
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.json_text import parse_json
-from mtp_gguf.gguf_tools.heads.fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
+from mtp_gguf.gguf_tools.heads.fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY, default_size
+
+from ..options import DraftOptions
 
 # Below this many counted tokens for each of the list, most of the list was hardly counted, or not.
 _COUNTED_PER_ID = 4
@@ -71,6 +73,25 @@ class Encoder(Protocol):
         """The tokens of each text, as objects with `ids`."""
 
 
+def rank(
+    asked: DraftOptions,
+    required: Sequence[int],
+    n_vocab: int,
+    open_tokenizer: Callable[[], AbstractContextManager[Encoder]],
+) -> DraftVocabulary:
+    """The requested draft vocabulary; RequestError if it does not fit the vocabulary.
+
+    open_tokenizer: called if a corpus is counted.
+    """
+    size = asked.size or default_size(n_vocab, len(required))
+    if asked.ids_file:
+        return rank_by_list(asked.ids_file, required, n_vocab, asked.size)
+    if asked.corpus:
+        with open_tokenizer() as tokenizer:
+            return rank_by_corpus(asked.corpus, tokenizer, required, n_vocab, size)
+    return rank_by_id(required, n_vocab, size)
+
+
 def rank_by_corpus(
     files: Sequence[Path], tokenizer: Encoder, required: Sequence[int], n_vocab: int, size: int
 ) -> DraftVocabulary:
@@ -92,14 +113,20 @@ def rank_by_corpus(
 
 
 def rank_by_counts(
-    counts: NDArray[np.int64], source: str, required: Sequence[int], size: int
+    counts: NDArray[np.int64],
+    source: str,
+    required: Sequence[int],
+    size: int,
+    ties: NDArray[np.int64] | None = None,
 ) -> DraftVocabulary:
     """Rank by token frequency, then by id.
 
     counts: occurrences of each token, not all zero. source: how they were counted, in a few words.
+    ties: other counts, which decide among tokens of one frequency.
     """
     _check_size(size, required, len(counts))
-    ranked = _required_first(np.argsort(-counts, kind="stable"), required)
+    order = counts if ties is None else counts * (int(ties.sum()) + 1) + ties
+    ranked = _required_first(np.argsort(-order, kind="stable"), required)
     covered = np.cumsum(counts[ranked]) / counts.sum()
     sizes = {n for n in COVERAGE_SIZES if n < len(counts)} | {size}
     shares = {n: float(covered[n - 1]) for n in sorted(sizes)}
@@ -108,17 +135,16 @@ def rank_by_counts(
 
 def _chunks(path: Path) -> Iterator[str]:
     """The text of a file in chunks of whole lines."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            while lines := file.readlines(_CORPUS_CHUNK):
-                chunk = "".join(lines)
-                if "\0" in chunk:
-                    raise RequestError(
-                        f"--fastmtp-corpus: {path}: expected text in UTF-8, found binary data"
-                    )
-                yield chunk
-    except OSError as error:
-        raise RequestError(f"--fastmtp-corpus: {path}: cannot be read: {error.strerror}") from None
+    option = f"--fastmtp-corpus: {path}"
+    with (
+        raising(RequestError, f"{option}: cannot be read"),
+        path.open(encoding="utf-8", errors="replace") as file,
+    ):
+        while lines := file.readlines(_CORPUS_CHUNK):
+            chunk = "".join(lines)
+            if "\0" in chunk:
+                raise RequestError(f"{option}: expected text in UTF-8, found binary data")
+            yield chunk
 
 
 def rank_by_id(required: Sequence[int], n_vocab: int, size: int) -> DraftVocabulary:

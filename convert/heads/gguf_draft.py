@@ -1,9 +1,8 @@
 """A FastMTP draft vocabulary for a GGUF file, ranked with the file's own tokenizer."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,44 +12,30 @@ from mtp_gguf.gguf_tools.heads.draft_list import required_ids
 from mtp_gguf.gguf_tools.heads.fastmtp import default_size
 from mtp_gguf.gguf_tools.model import Model
 
-from . import draft_vocabulary
-from .draft_vocabulary import DraftVocabulary, Encoder
+from ..options import DraftOptions
+from .draft_vocabulary import DraftVocabulary, Encoder, rank, rank_by_counts
 
 
-class Tokenizer(Encoder, Protocol):
-    """A tokenizer of `size` tokens."""
+def rank_for_gguf(model: Model, asked: DraftOptions) -> DraftVocabulary:
+    """Rank as `convert --fastmtp` does, with the tokenizer of the file.
 
-    size: int
-
-
-def rank_for_gguf(
-    model: Model,
-    size: int | None,
-    corpus: Sequence[Path],
-    ids_file: Path | None,
-    open_tokenizer: Callable[[Path], AbstractContextManager[Tokenizer]],
-) -> DraftVocabulary:
-    """Rank as `convert --fastmtp` does: by the ids file, else by the corpus, else by id.
-
-    size: None for the default. open_tokenizer: opens the tokenizer of a GGUF. RequestError if the
-    request does not fit the vocabulary.
+    RequestError if the request does not fit the vocabulary.
     """
-    n_vocab = model.vocabulary_size
-    if not n_vocab:
-        raise RequestError(f"{model.path}: has neither an embedding nor tokens to choose from")
-    required = required_ids(model)
-    wanted = size or default_size(n_vocab, len(required))
-    if ids_file:
-        return draft_vocabulary.rank_by_list(ids_file, required, n_vocab, size)
-    if corpus:
-        with open_tokenizer(model.paths[0]) as tokenizer:
-            if tokenizer.size != n_vocab:
+    n_vocab = _vocabulary_size(model)
+
+    @contextmanager
+    def tokenizer() -> Iterator[Encoder]:
+        from mtp_gguf.native.vocabulary import Vocabulary  # noqa: PLC0415  (loads llama.cpp)
+
+        with Vocabulary(model.paths[0]) as vocabulary:
+            if vocabulary.size != n_vocab:
                 raise RequestError(
-                    f"{model.path}: its tokenizer has {tokenizer.size} tokens, its embedding "
+                    f"{model.path}: its tokenizer has {vocabulary.size} tokens, its embedding "
                     f"{n_vocab} rows"
                 )
-            return draft_vocabulary.rank_by_corpus(corpus, tokenizer, required, n_vocab, wanted)
-    return draft_vocabulary.rank_by_id(required, n_vocab, wanted)
+            yield vocabulary
+
+    return rank(asked, required_ids(model), n_vocab, tokenizer)
 
 
 def rank_by_own_output(
@@ -65,10 +50,7 @@ def rank_by_own_output(
     follow, ranked by their frequency in the prompts, then by id.
     progress: called with the number of tokens just generated. RequestError if there are none.
     """
-    n_vocab = model.vocabulary_size
-    if not n_vocab:
-        raise RequestError(f"{model.path}: has neither an embedding nor tokens to choose from")
-    required = required_ids(model)
+    n_vocab, required = _vocabulary_size(model), required_ids(model)
     wanted = size or default_size(n_vocab, len(required))
     asked, written = np.zeros(n_vocab, np.int64), np.zeros(n_vocab, np.int64)
     count = 0
@@ -77,14 +59,16 @@ def rank_by_own_output(
         asked += np.bincount(prompt, minlength=n_vocab)[:n_vocab]
         written += np.bincount(answer, minlength=n_vocab)[:n_vocab]
         progress(len(answer))
-    total = int(written.sum())
-    if not total:
+    if not written.any():
         raise RequestError(f"{model.path}: wrote nothing in answer to {count} prompts")
-    source = f"counted on {total} tokens of its own output"
-    # Frequency in the prompts only breaks ties.
-    ranked = draft_vocabulary.rank_by_counts(
-        written * (int(asked.sum()) + 1) + asked, source, required, wanted
-    )
-    covered = np.cumsum(written[ranked.ids]) / total
-    sizes = sorted({n for n in draft_vocabulary.COVERAGE_SIZES if n < wanted} | {wanted})
-    return DraftVocabulary(ranked.ids, source, {n: float(covered[n - 1]) for n in sizes}, total)
+    source = f"counted on {written.sum()} tokens of its own output"
+    ranked = rank_by_counts(written, source, required, wanted, ties=asked)
+    known = {n: share for n, share in ranked.coverage.items() if n <= wanted}
+    return replace(ranked, coverage=known)
+
+
+def _vocabulary_size(model: Model) -> int:
+    """The number of tokens to choose from; RequestError without any."""
+    if not model.vocabulary_size:
+        raise RequestError(f"{model.path}: has neither an embedding nor tokens to choose from")
+    return model.vocabulary_size

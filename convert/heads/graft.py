@@ -30,6 +30,7 @@ from ..options import (
 )
 from .acceptance import AcceptanceCheck, is_measured, record_acceptance
 from .converted_head import converted_head, head_in_type
+from .gguf_draft import rank_for_gguf
 from .head_gate import HeadGate, gate_donor, gate_type, is_small, measurable, refuse
 
 
@@ -144,7 +145,7 @@ def _keys(
     """The keys of the requested draft vocabulary; None without one."""
     if not draft.wanted:
         return None
-    ranked = draft.ranked_for(_tokenizer_of(base, donor, draft))
+    ranked = rank_for_gguf(_tokenizer_of(base, donor, draft), draft)
     if ranked.warning:
         progress.say(f"note: {ranked.warning}")
     return ranked.metadata(with_ids=True)

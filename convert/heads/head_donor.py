@@ -16,30 +16,28 @@ from ..plans.plan import Plan, Request, Shard
 from ..plans.plan_checkpoint import make_plans
 
 
-@dataclass(frozen=True, eq=False)
-class HeadPlan:
-    """The plan for one file, and the same file as a `Model` whose tensor data do not exist yet.
-
-    `preview` has the name of the checkpoint, so that a head that does not fit is reported under
-    that name, before any weights are read.
-    """
-
-    plan: Plan
-    preview: Model
-
-
-def plan_head(checkpoint: Checkpoint, request: Request, output: Path, name: str) -> HeadPlan:
+def plan_head(
+    checkpoint: Checkpoint, request: Request, output: Path, name: str
+) -> tuple[Plan, Model]:
     """Plan the conversion of the head of `checkpoint` into the file `output`.
 
-    request: only the head, in one precision. name: names the checkpoint in messages.
+    request: only the head, in one precision. name: names the checkpoint in messages. Returns the
+    plan, and the file as a model whose tensor data do not exist yet. This preview has the name of
+    the checkpoint, so that a head that does not fit is reported under that name, before any weights
+    are read.
     """
     (plan,) = make_plans(checkpoint, request)
     [full] = plan.shards
     metadata = Model(Path(name), (_header(full, name),)).metadata()
     tensors = tuple(t for t in full.tensors if t.part != "base")
     shard = Shard(output, tensors, lay_out(metadata, [t.spec for t in tensors]))
-    preview = Model(Path(name), (_header(shard, name),))
-    return HeadPlan(replace(plan, shards=(shard,)), preview)
+    return replace(plan, shards=(shard,)), Model(Path(name), (_header(shard, name),))
+
+
+def pre_tokenizer_of(base: Model) -> str | None:
+    """Return the base's pre-tokenizer, so that a checkpoint with an unknown one can be used."""
+    name = base.first.scalar("tokenizer.ggml.pre")
+    return name if isinstance(name, str) else None
 
 
 def _header(shard: Shard, name: str) -> GgufFile:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
 from mtp_gguf.gguf_tools.files.tensor_types import BY_NAME
 from mtp_gguf.gguf_tools.hub.remote import is_remote
-from mtp_gguf.gguf_tools.machine import process_memory
-from mtp_gguf.gguf_tools.machine.text import human_bytes, printable
+from mtp_gguf.gguf_tools.machine.text import printable
 from mtp_gguf.gguf_tools.model import Model
 from mtp_gguf.gguf_tools.progress import Progress
+
+from .acceptance import checked_memory
 
 WARN, FAIL = 0.05, 0.25  # of acceptance that may be lost before a warning, and before an error
 UNQUANTIZED = "F16"
@@ -102,14 +103,13 @@ def gate_type(
     """
 
     def measure() -> HeadGate:
-        _check_memory(trunk)
+        checked_memory(trunk)
         with convert(UNQUANTIZED) as source:
             reference = _share(trunk, Path(source.path))
-        share = _share(trunk, head)
-        better = None
-        if reference - share > WARN:
-            better = _better(trunk, head_type, reference, convert)
-        return HeadGate(head_type.upper(), share, reference, better)
+        found = HeadGate(head_type.upper(), _share(trunk, head), reference)
+        if found.lost <= WARN:
+            return found
+        return replace(found, better=_better(trunk, head_type, reference, convert))
 
     return _measured(measure, progress)
 
@@ -118,9 +118,9 @@ def gate_donor(trunk: Path, donor: Path, progress: Progress) -> HeadGate | None:
     """Compare a head that is copied with itself in its own model; None if not measured."""
 
     def measure() -> HeadGate:
-        _check_memory(trunk)
-        reference, share = _share(donor, None), _share(trunk, donor)
-        return HeadGate(None, share, reference)
+        checked_memory(trunk)
+        reference = _share(donor, None)
+        return HeadGate(None, _share(trunk, donor), reference)
 
     return _measured(measure, progress)
 
@@ -148,16 +148,6 @@ def _better(
                 if reference - _share(trunk, Path(head.path)) <= WARN:
                     return name
     return UNQUANTIZED
-
-
-def _check_memory(trunk: Path) -> None:
-    from mtp_gguf.native.checks.acceptance import memory_needed  # noqa: PLC0415
-
-    needed, free = memory_needed(trunk), process_memory.free_memory()
-    if free < needed:
-        raise RequestError(
-            f"the model takes {human_bytes(needed)} of memory, and {human_bytes(free)} are free"
-        )
 
 
 def _share(trunk: Path, head: Path | None) -> float:

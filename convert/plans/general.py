@@ -42,11 +42,7 @@ _CardLoader.yaml_implicit_resolvers = {
 
 
 def general_metadata(
-    folder: Path,
-    name: str | None,
-    targets: Sequence[Target],
-    file_type: int,
-    kind: str = "model",
+    folder: Path, name: str | None, targets: Sequence[Target], file_type: int, kind: str = "model"
 ) -> dict[str, Value]:
     """The metadata that identify the model, from its card, its config and its folder's name.
 

@@ -21,8 +21,9 @@ from mtp_gguf.gguf_tools.progress import Progress
 from ..checkpoints.source_rows import SourceRows
 from ..conversion import planned
 from ..families.target_model import HeadChoice
+from ..options import DraftOptions
 from ..pipeline import run
-from .plan import DraftRequest, Request
+from .plan import Request
 
 if TYPE_CHECKING:
     from mtp_gguf.bench.head_speed import HeadSpeed
@@ -63,10 +64,8 @@ def choose_head(
     reads_costs = costs_file is not None and costs_file.exists()
     if costs_file is not None and not reads_costs:
         check_output(costs_file, [], overwrite=False)  # before anything is measured
-    folder = request.output if request.output and request.output.is_dir() else None
-    folder = folder or (request.output.parent if request.output else Path())
     cores = threads or computing_threads()
-    with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=folder) as temporary:
+    with tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=request.folder) as temporary:
 
         def write(name: str, wanted: Request) -> Path:
             wanted = replace(
@@ -140,7 +139,7 @@ def fastest(speeds: "Sequence[HeadSpeed]", usual: int = _USUAL) -> int:
     return other if gain > _GAIN else safe
 
 
-def _sizes(head: Path, draft: DraftRequest | None) -> list[int]:
+def _sizes(head: Path, draft: DraftOptions | None) -> list[int]:
     """Sizes of a draft vocabulary to try, the whole one first; none if there is no choice."""
     if draft is None or draft.size is not None or draft.layout is not DraftLayout.IDS:
         return []

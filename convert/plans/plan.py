@@ -24,6 +24,7 @@ from mtp_gguf.quantize import ggml
 
 from ..families.target_model import HeadChoice
 from ..heads.draft_vocabulary import DraftVocabulary
+from ..options import DraftOptions
 from .general import file_stem
 from .plan_notes import notes
 from .precision import FILE_TYPES, NVFP4_FILE_TYPE, UNQUANTIZED, Override, choose_types
@@ -31,19 +32,6 @@ from .recipe import Target
 
 FILE_TYPE_KEY = "general.file_type"
 RECIPE_KEY = "mtp_gguf.recipe"  # an array of strings, lines of `--recipe`
-
-
-@dataclass(frozen=True)
-class DraftRequest:
-    """The requested FastMTP draft vocabulary; `size` None means the default.
-
-    Ranked by the ids file if there is one, else by the corpus, else by id.
-    """
-
-    layout: DraftLayout
-    size: int | None = None
-    corpus: tuple[Path, ...] = ()
-    ids_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +55,19 @@ class Request:
     overrides: tuple[Override, ...] = ()
     imatrix: Imatrix | None = None
     recipe: tuple[str, ...] = ()
-    draft: DraftRequest | None = None
+    draft: DraftOptions | None = None
     tokenizer_pre: str | None = None
     model_name: str | None = None
     split_max_size: int | None = None
     output: Path | None = None
     measured: bool = False
     beside: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        output = self.output or Path()
+        return output if output.is_dir() else output.parent
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +171,7 @@ def _plan(content: Content, request: Request, quant: str, imatrix: Imatrix | Non
     metadata = {**content.metadata, FILE_TYPE_KEY: Value(ValueType.U32, file_type)}
     if request.recipe:
         metadata[RECIPE_KEY] = Value(ValueType.STRING, request.recipe)
-    architecture = {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}
-    types = choose_types(content.targets, architecture, quant, overrides, imatrix)
+    types = choose_types(content.targets, metadata, quant, overrides, imatrix)
     _check_importance(types, imatrix)
     head_block = content.head_blocks.start if content.head_blocks else None
 

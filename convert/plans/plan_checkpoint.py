@@ -1,22 +1,16 @@
 """Plans the conversion of a Hugging Face checkpoint."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.tensor_types import NVFP4
-from mtp_gguf.gguf_tools.heads.fastmtp import (
-    OUTPUT_TENSOR,
-    SHORT_HEAD_SUFFIX,
-    DraftLayout,
-    default_size,
-)
+from mtp_gguf.gguf_tools.heads.fastmtp import OUTPUT_TENSOR, SHORT_HEAD_SUFFIX, DraftLayout
 from mtp_gguf.gguf_tools.heads.head import block_of
 from mtp_gguf.gguf_tools.heads.nextn import BLOCKS
 from mtp_gguf.gguf_tools.heads.transplant import check_list_for
@@ -27,23 +21,13 @@ from ..checkpoints.source_rows import SourceRows
 from ..checkpoints.weights import Nvfp4Weight
 from ..families.family import find_family
 from ..families.target_model import HeadChoice, TargetModel
-from ..heads import draft_vocabulary
-from ..heads.draft_vocabulary import DraftVocabulary
+from ..heads.draft_vocabulary import DraftVocabulary, rank
 from ..resolve import model_name, open_headers
 from ..tokenizers.chat_templates import chat_templates
 from ..tokenizers.tokenizer import pre_tokenizer, special_ids, tokenizer_metadata
 from ..tokenizers.tokenizer_files import load_tokenizer
 from .general import general_metadata
-from .plan import (
-    Content,
-    DraftRequest,
-    Plan,
-    Request,
-    imatrix_metadata,
-    output_path,
-    plans_of,
-    sidecar_path,
-)
+from .plan import Content, Plan, Request, imatrix_metadata, output_path, plans_of, sidecar_path
 from .plan_mmproj import plan_mmproj
 from .precision import FILE_TYPES
 from .recipe import Recipe, Target
@@ -165,7 +149,7 @@ def _vocabulary(
             raise RequestError("--fastmtp: the draft vocabulary belongs to an MTP head, found none")
         if BLOCKS[target_model.architecture].graph:  # a runtime to come may use the others' list
             check_list_for(target_model.architecture, request.draft.layout, "--fastmtp")
-        draft = _rank(request.draft, files.tokenizer, required, n_vocab)
+        draft = rank(request.draft, required, n_vocab, lambda: nullcontext(files.tokenizer))
     pre = request.tokenizer_pre or pre_tokenizer(files, target_model.splits)
     templates = chat_templates(folder, files.settings)
     tokens = tokenizer_metadata(files, n_vocab, pre, target_model.tokens)
@@ -209,9 +193,7 @@ def nvfp4_scales(nvfp4: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, NDArra
     return scales
 
 
-def nvfp4_metadata(
-    nvfp4: Mapping[str, Sequence[Nvfp4Weight]],
-) -> dict[str, Value]:
+def nvfp4_metadata(nvfp4: Mapping[str, Sequence[Nvfp4Weight]]) -> dict[str, Value]:
     """Metadata for NVFP4 tensors that need 16-bit activations (ModelOpt's W4A16_NVFP4)."""
     names = sorted(name for name, sources in nvfp4.items() if wants_16_bit_inputs(sources[0]))
     if not names:
@@ -244,14 +226,3 @@ def with_draft_rows(
         recipe=Recipe(output.recipe.sources, row_order=draft.ids),
     )
     return (*(t for t in targets if t.name != name), short), draft.ids
-
-
-def _rank(
-    request: DraftRequest, tokenizer: Tokenizer, required: Sequence[int], n_vocab: int
-) -> DraftVocabulary:
-    size = request.size or default_size(n_vocab, len(required))
-    if request.ids_file:
-        return draft_vocabulary.rank_by_list(request.ids_file, required, n_vocab, request.size)
-    if request.corpus:
-        return draft_vocabulary.rank_by_corpus(request.corpus, tokenizer, required, n_vocab, size)
-    return draft_vocabulary.rank_by_id(required, n_vocab, size)

@@ -15,7 +15,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import Value, ValueType
 from mtp_gguf.gguf_tools.files.rewrite import OutputSpec, TensorCopy, copies, inserted
 from mtp_gguf.gguf_tools.files.safetensors import StoredTensor
-from mtp_gguf.gguf_tools.files.tensor_types import BF16, BY_NAME, F16, F32, I64, TensorType
+from mtp_gguf.gguf_tools.files.tensor_types import BF16, BY_NAME, F16, F32, I64
 from mtp_gguf.gguf_tools.heads.draft_list import BEFORE_TOKENIZER, without_draft_keys
 from mtp_gguf.gguf_tools.heads.draft_rewrite import without_list
 from mtp_gguf.gguf_tools.heads.fastmtp import (
@@ -56,21 +56,13 @@ class Donor:
     checkpoint: Checkpoint | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class GgufPlans:
-    """The plans, and the weights that they read."""
-
-    plans: tuple[Plan, ...]
-    weights: Checkpoint
-
-
 def make_gguf_plans(
     model: Model, request: Request, draft: DraftVocabulary | None, donor: Donor | None
-) -> GgufPlans:
-    """Decide everything about requantizing `model`; all errors of the request are raised here.
+) -> tuple[tuple[Plan, ...], Checkpoint]:
+    """The plans to requantize `model`, and the weights that they read.
 
-    draft: the requested list, ranked. RequestError if the model is already quantized, or if the
-    requested head or draft vocabulary is impossible.
+    draft: the requested list, ranked. All errors of the request are raised here: RequestError if
+    the model is already quantized, or if the requested head or draft vocabulary is impossible.
     """
     output = _parts(model, request.head, donor, draft)
     trunk = model.head.trunk_layers
@@ -89,11 +81,11 @@ def make_gguf_plans(
             f"{model.path}: expected tensors to quantize, found a vocabulary alone; convert the "
             "checkpoint, or a GGUF that was not made with --vocab-only"
         )
-    kept = fixed_type_tensors(
-        str(model.path), targets, {k: v for k, v in metadata.items() if _is_small(k)}
-    )
+    kept = fixed_type_tensors(str(model.path), targets, metadata)
     targets = tuple(
-        replace(t, fixed=_stored_type(weights, t)) if t.name in kept and not t.fixed else t
+        replace(t, fixed=BY_NAME[weights.tensors[t.recipe.sources[0]].stored.dtype])
+        if t.name in kept and not t.fixed
+        else t
         for t in targets
     )
     if draft is not None and layout is not None:
@@ -108,7 +100,7 @@ def make_gguf_plans(
         draft=draft,
         skipped={},
     )
-    return GgufPlans(plans_of(content, request), weights)
+    return plans_of(content, request), weights
 
 
 def _parts(
@@ -159,10 +151,6 @@ def _quantized_metadata(metadata: Metadata, request: Request) -> Metadata:
         **imatrix_metadata(request.imatrix),
     }
     return {**{k: v for k, v in metadata.items() if k not in new}, **new}
-
-
-def _is_small(key: str) -> bool:
-    return not key.startswith("tokenizer.")
 
 
 def _weights(
@@ -217,11 +205,6 @@ def _placed(copy: TensorCopy, trunk_layers: int) -> PlacedTensor:
     shape = tuple(reversed(plain_shape(spec.shape)))
     stored = StoredTensor(spec.name, spec.type.name, shape, copy.offset, spec.nbytes)
     return PlacedTensor(stored, source)
-
-
-def _stored_type(weights: Checkpoint, target: Target) -> TensorType:
-    (name,) = target.recipe.sources
-    return BY_NAME[weights.tensors[name].stored.dtype]
 
 
 def _output(model: Model, targets: tuple[Target, ...]) -> Target:

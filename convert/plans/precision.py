@@ -26,11 +26,7 @@ from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.format import RawValue, TensorSpec, Value, lay_out, open_gguf
 from mtp_gguf.gguf_tools.files.tensor_types import BF16, BY_NAME, F16, F32, TensorType
 from mtp_gguf.gguf_tools.imatrix import Imatrix
-from mtp_gguf.quantize.upstream import (
-    QuantizeError,
-    quantize_file,
-    quantize_file_in_subprocess,
-)
+from mtp_gguf.quantize.upstream import QuantizeError, quantize_file, quantize_file_in_subprocess
 
 from .recipe import Target
 
@@ -203,10 +199,6 @@ def _plain_type(target: Target, base: TensorType, overrides: Sequence[Override])
     return kind if target.shape[0] % kind.block_length == 0 else F16
 
 
-def _miniature_shape(target: Target) -> tuple[int, ...]:
-    return (target.shape[0], *(min(n, 2) for n in target.shape[1:]))
-
-
 @contextmanager
 def _miniature(
     targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
@@ -227,8 +219,10 @@ def _types_in(path: Path) -> dict[str, TensorType]:
 def _write_miniature(
     path: Path, targets: Sequence[Target], metadata: Mapping[str, Value | RawValue]
 ) -> None:
-    specs = [TensorSpec(t.name, _miniature_shape(t), F32) for t in targets]
-    layout = lay_out(metadata, specs)
+    specs = [
+        TensorSpec(t.name, (t.shape[0], *(min(n, 2) for n in t.shape[1:])), F32) for t in targets
+    ]
+    layout = lay_out({k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}, specs)
     noise = np.random.default_rng(0)
     with path.open("wb") as file:
         file.write(layout.header)

@@ -169,9 +169,7 @@ class _Probes:
         self._known = _known(self._cached)
         self._model, self._source, self._text = model, source, text
         self._cores = threads or computing_threads()
-        folder = request.output if request.output and request.output.is_dir() else None
-        folder = folder or (request.output.parent if request.output else Path())
-        self._folder = tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=folder)
+        self._folder = tempfile.TemporaryDirectory(prefix=".mtp-gguf-", dir=request.folder)
         self._request = replace(
             request,
             quant="F16",

@@ -25,7 +25,7 @@ from math import prod
 from pathlib import Path
 
 from ..errors import FormatError
-from ..hub.sources import FileSource, Source
+from ..hub.sources import FileSource, Source, closed_on_failure
 from .tensor_types import BY_ID, TensorType
 
 MAGIC = b"GGUF"
@@ -117,23 +117,24 @@ class ArrayRef:
 
 
 @dataclass(frozen=True)
-class TensorInfo:
-    """A tensor of a file: `shape` in ggml order, `offset` from the start of the file."""
+class TensorSpec:
+    """A tensor to write: `shape` in ggml order."""
 
     name: str
     shape: tuple[int, ...]
     type: TensorType
-    offset: int
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the data, padding excluded."""
         return tensor_bytes(self.shape, self.type)
+
+
+@dataclass(frozen=True)
+class TensorInfo(TensorSpec):
+    """A tensor of a file. `offset`: from the start of the file."""
+
+    offset: int
 
 
 def tensor_bytes(shape: Sequence[int], kind: TensorType) -> int:
@@ -260,11 +261,8 @@ class GgufFile:
 def open_gguf(path: Path) -> GgufFile:
     """Read the header of the GGUF file at `path`; the file stays open for reads of its data."""
     source = FileSource(path)
-    try:
+    with closed_on_failure(source):
         return GgufFile(source)
-    except BaseException:
-        source.close()
-        raise
 
 
 class _Cursor:
@@ -500,20 +498,6 @@ def _fits_ggml(shape: Sequence[int]) -> bool:
     check ignores dimensions of 0.
     """
     return min(shape) >= 0 and prod(max(n, 1) for n in shape) < 1 << 63
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor to write: `shape` in ggml order."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: TensorType
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the data, padding excluded."""
-        return tensor_bytes(self.shape, self.type)
 
 
 @dataclass(frozen=True)

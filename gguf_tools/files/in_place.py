@@ -9,14 +9,15 @@ list, or the new one.
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ..errors import OutputError
+from ..errors import OutputError, raising
 from ..heads.draft_list import HIDDEN_IDS_KEY
 from ..heads.fastmtp import COVERAGE_KEY, IDS_KEY, SOURCE_KEY
 from ..machine import os_files
 from ..model import header_keys
-from .format import ArrayRef, GgufFile, TensorSpec, Value, ValueType, lay_out
+from .format import ArrayRef, GgufFile, Value, ValueType, lay_out
 
 _BLOCK_BYTES = 1 << 16
 
@@ -45,8 +46,7 @@ def replace_list(path: Path, file: GgufFile, keys: Mapping[str, Value]) -> str |
     if COVERAGE_KEY in keys:
         values[COVERAGE_KEY] = keys[COVERAGE_KEY]
     old = header_keys(file)
-    specs = [TensorSpec(t.name, t.shape, t.type) for t in file.tensors]
-    before, after = lay_out(old, specs).header, lay_out(old | values, specs).header
+    before, after = (lay_out(keys, file.tensors).header for keys in (old, old | values))
     if len(after) != len(before) or before != file.source.read(0, file.data_offset):
         return "its header is not laid out as this tool lays it out"
     if reason := _is_shared(path):
@@ -86,10 +86,8 @@ class _Patch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with self._raising():
             self._fd = os_files.open_file(path, os.O_RDWR)
-        except OSError as error:
-            raise self._fault(error) from None
 
     def __enter__(self) -> "_Patch":
         return self
@@ -98,14 +96,12 @@ class _Patch:
         os.close(self._fd)
 
     def write(self, offset: int, data: bytes) -> None:
-        try:
+        with self._raising():
             os_files.write_at(self._fd, data, offset)
             os.fsync(self._fd)
-        except OSError as error:
-            raise self._fault(error) from None
 
-    def _fault(self, error: OSError) -> OutputError:
-        return OutputError(f"{self._path}: cannot be written: {error.strerror}")
+    def _raising(self) -> AbstractContextManager[None]:
+        return raising(OutputError, f"{self._path}: cannot be written")
 
 
 def _list_key(file: GgufFile) -> str | None:

@@ -19,12 +19,9 @@ from ..heads.fastmtp import (
     DraftLayout,
     StoredDraftVocabulary,
 )
-from ..heads.head import (
-    OUTPUT_NORM_TENSOR,
-    MtpHead,
-    plain_shape,
-)
+from ..heads.head import OUTPUT_NORM_TENSOR, MtpHead, plain_shape
 from ..heads.nextn import FUSED_SUFFIXES
+from ..machine.text import first_of
 from ..vision import TENSOR_PREFIXES
 from .format import ArrayRef, ValueType
 
@@ -244,8 +241,7 @@ def _tensor_faults(head: MtpHead) -> Iterator[str]:
 
 
 def _left_over(names: list[str], head: MtpHead) -> str:
-    others = f" and {len(names) - 1} more are" if names[1:] else " is"
-    text = f"{names[0]}{others} not part of a {head.architecture} model in llama.cpp"
+    text = f"{first_of(names)} not part of a {head.architecture} model in llama.cpp"
     if any(name.startswith(TENSOR_PREFIXES) for name in names):
         return f"{text}; a vision tower belongs into a file of its own (mmproj)"
     scales = [name for name in names if name in head.suffixes and _SCALE.search(name)]

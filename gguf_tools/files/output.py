@@ -153,17 +153,21 @@ class OutputFile:
     def commit(self) -> None:
         """Rename the complete file to its name, replacing any file there."""
         self._finish()
-        self._rename(self.partial, self.path)
+        self._appear()
         self._created = False
 
     def _finish(self) -> None:
         """Sync all bytes to the disk; a full disk is noticed here at the latest."""
+        self.sync()
         try:
-            os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+            self._close()
         except OSError as error:
             raise self._fault(error) from None
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _rename(self, old: Path, new: Path) -> None:
         try:
@@ -206,11 +210,10 @@ class OutputFile:
             self._aside.unlink(missing_ok=True)
 
     def __exit__(self, *_: object) -> None:
-        if not self._keep:
+        if self._keep:
+            self._close()
+        else:
             self.discard()
-        elif self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
     def sync(self) -> None:
         """Wait until everything that was written is on the disk."""
@@ -221,9 +224,7 @@ class OutputFile:
 
     def discard(self) -> None:
         """Close and remove what was written, unless it was committed."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._close()
         if self._created:
             self._created = False
             with suppress(OSError):
@@ -231,6 +232,13 @@ class OutputFile:
 
     def _fault(self, error: OSError) -> OutputError:
         return write_fault(self.path, self.size, error)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that appears under its name, in place of an older one, once it is complete."""
+    with OutputFile(path, len(data)) as file:
+        file.write(0, data)
+        file.commit()
 
 
 def commit_all(outputs: Sequence[OutputFile]) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError
-from ..hub.sources import FileSource, Source, ggufs_in
+from ..hub.sources import FileSource, Source, closed_on_failure, ggufs_in
 from ..machine.shell import quoted
+from ..machine.text import first_of
 from .json_text import parse_json
 
 # The limit of the reference implementation (MAX_HEADER_SIZE in safetensors' tensor.rs).
@@ -162,9 +163,8 @@ def checkpoint_files(folder: Path) -> list[Path]:
     for match in filter(None, map(_SHARD_NAME.fullmatch, named)):
         count, suffix = match[3], match[4]
         wanted |= {f"{match[1]}-{i:05}-of-{count}.{suffix}" for i in range(1, int(count) + 1)}
-    if missing := sorted(wanted - present):
-        others = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
-        raise FormatError(f"{folder}: expected {len(wanted)} files, {missing[0]!r}{others} missing")
+    if missing := [*map(repr, sorted(wanted - present))]:
+        raise FormatError(f"{folder}: expected {len(wanted)} files, {first_of(missing)} missing")
     return [folder / name for name in sorted(wanted)]
 
 
@@ -184,11 +184,8 @@ def _indexed(path: Path) -> set[str] | None:
 def open_safetensors(path: Path) -> SafetensorsFile:
     """Read the header of the file at `path`; the file stays open for reads of its data."""
     source = FileSource(path)
-    try:
+    with closed_on_failure(source):
         return read_safetensors(source)
-    except BaseException:
-        source.close()
-        raise
 
 
 def read_safetensors(source: Source) -> SafetensorsFile:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FormatError
-from ..hub.sources import FileSource
+from ..hub.sources import FileSource, closed_on_failure
 from .safetensors import DTYPE_BITS, SafetensorsFile, StoredTensor, open_safetensors
 
 MAX_PICKLE_BYTES = 100_000_000  # the limit of a safetensors header
@@ -92,7 +92,7 @@ def open_torch_file(path: Path) -> SafetensorsFile:
     be able to read the file, the message includes a command that rewrites it.
     """
     source = FileSource(path)
-    try:
+    with closed_on_failure(source):
         entries = _stored_entries(source)
         root = _root(source, entries)
         byteorder = entries.get(root + "byteorder")
@@ -102,9 +102,6 @@ def open_torch_file(path: Path) -> SafetensorsFile:
             _placed(source, entries, root, name, view)
             for name, view in _state_dict(source, *entries[root + "data.pkl"]).items()
         ]
-    except BaseException:
-        source.close()
-        raise
     return SafetensorsFile(source, {tensor.name: tensor for tensor in tensors}, {})
 
 

@@ -15,7 +15,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from ..errors import FormatError, OutputError, RequestError
+from ..errors import FormatError, OutputError, RequestError, raising
 from ..files.format import ArrayRef, Value, ValueType, encoded_keys
 from ..hub.remote import is_remote
 from ..model import ACCEPTANCE_PREFIX, Model, open_model
@@ -170,17 +170,14 @@ def store(path: Path, acceptance: Acceptance, trunk: Path | None = None) -> None
     after = encoded_keys(new)
     if own != [*new] or len(before) != len(after):
         raise RequestError(f"{target}: expected reserved keys {ACCEPTANCE_PREFIX}*, found none")
-    try:
-        with target.open("r+b") as file:
-            file.seek(at)
-            if file.read(len(before)) != before:
-                raise RequestError(f"{target}: was changed meanwhile; acceptance is not stored")
-            file.seek(at)
-            file.write(after)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written: {error.strerror}") from None
+    with raising(OutputError, f"{target}: cannot be written"), target.open("r+b") as file:
+        file.seek(at)
+        if file.read(len(before)) != before:
+            raise RequestError(f"{target}: was changed meanwhile; acceptance is not stored")
+        file.seek(at)
+        file.write(after)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_stored(model: Model, trunk: Model | None = None) -> Stored:

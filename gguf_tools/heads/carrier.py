@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import RequestError
-from ..files.format import ArrayRef, TensorSpec, Value, ValueType, lay_out
+from ..files.format import ArrayRef, GgufFile, Value, ValueType, lay_out
 from ..files.rewrite import OutputSpec, TensorCopy, copies, inserted
 from ..machine.shell import quoted
 from ..model import ACCEPTANCE_PREFIX, SPLIT_KEYS, Metadata, Model, header_keys
@@ -156,26 +156,21 @@ def restores_to_the_byte(model: Model) -> bool:
     lost = any(key in SPLIT_KEYS or key.startswith(_LOST_KEYS) for key in file.keys)
     if lost or len(model.files) > 1:
         return False
-    specs = [TensorSpec(t.name, t.shape, t.type) for t in file.tensors]
-    layout = lay_out(header_keys(file), specs)
+    layout = lay_out(header_keys(file), file.tensors)
     return (
         layout.size == file.source.size
         and [*layout.offsets] == [t.offset for t in file.tensors]
         and layout.header == file.source.read(0, len(layout.header))
-        and all(_is_padding(model, *gap) for gap in _gaps(model, layout.size))
+        and not any(any(gap) for gap in _gaps(file, layout.size))
     )
 
 
-def _gaps(model: Model, end: int) -> Iterator[tuple[int, int]]:
-    """The bytes between tensors, from and to."""
-    tensors = model.first.tensors
-    for tensor, following in zip(tensors, [*(t.offset for t in tensors[1:]), end], strict=True):
-        if tensor.offset + tensor.nbytes < following:
-            yield tensor.offset + tensor.nbytes, following
-
-
-def _is_padding(model: Model, start: int, end: int) -> bool:
-    return not any(model.first.source.read(start, end - start))
+def _gaps(file: GgufFile, end: int) -> Iterator[bytes]:
+    """The bytes between tensors."""
+    ends = [*(t.offset for t in file.tensors[1:]), end]
+    for tensor, following in zip(file.tensors, ends, strict=True):
+        start = tensor.offset + tensor.nbytes
+        yield file.source.read(start, following - start)
 
 
 def _sizes(model: Model, architecture: str) -> _Sizes:

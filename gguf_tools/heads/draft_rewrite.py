@@ -87,9 +87,7 @@ def rewritten(file: GgufFile, keys: Mapping[str, Value]) -> OutputSpec:
     For lists in the `ids` layout; the tensors stay in their shards.
     """
     metadata = inserted(without_draft_keys(header_keys(file)), keys, BEFORE_TOKENIZER)
-    specs = (TensorSpec(t.name, t.shape, t.type) for t in file.tensors)
-    tensors = zip(specs, file.tensors, strict=True)
-    return OutputSpec(metadata, tuple(TensorCopy(s, file.source, t.offset) for s, t in tensors))
+    return OutputSpec(metadata, tuple(TensorCopy(t, file.source, t.offset) for t in file.tensors))
 
 
 def check_head(model: Model) -> None:

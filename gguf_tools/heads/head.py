@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import FormatError, RequestError
 from ..files.format import ArrayRef, GgufFile, Scalar, TensorInfo
 from ..machine.shell import quoted
+from ..machine.text import first_of
 from .fastmtp import (
     EMBEDDING_TENSOR,
     ID_MAP_TENSOR,
@@ -287,8 +288,7 @@ class MtpHead:
         """RequestError, naming the missing tensors, if the MTP block is incomplete."""
         if self.missing:
             raise RequestError(
-                f"{self._path} has no complete MTP head: {self.missing[0]}"
-                f"{f' and {len(self.missing) - 1} more are' if self.missing[1:] else ' is'} missing"
+                f"{self._path} has no complete MTP head: {first_of(self.missing)} missing"
             )
 
     def check_layers(self) -> None:

@@ -5,7 +5,8 @@ ggml-org names them `mtp-MODEL-TYPE.gguf`, Unsloth `MTP/mtp-MODEL-TYPE.gguf`, an
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 
 from ..errors import FormatError, RequestError
@@ -67,40 +68,37 @@ def models_beside(head: Model) -> list[Path]:
 
     First shards only; those with a head of their own are left out.
     """
-    found = []
-    for path in _others_beside(head):
-        try:
-            with open_model(path) as model:
-                if model.report.ready or model.architecture != head.architecture:
-                    continue
-                if not model.head.is_alone:
-                    head.head.check_fit(model.head)
-                    found.append(path)
-        except (FormatError, RequestError):
-            continue
-    return found
+
+    def fits(model: Model) -> bool:
+        if model.report.ready or model.architecture != head.architecture or model.head.is_alone:
+            return False
+        head.head.check_fit(model.head)
+        return True
+
+    return _fitting_beside(head, fits)
 
 
 def trunks_beside(file: Model, drafter: Drafter) -> list[Path]:
     """The models that a local drafter fits, in its folder; first shards only."""
-    found = []
-    for path in _others_beside(file):
-        try:
-            with open_model(path) as model:
-                alone = model.tower is not None or (model.report.ready and model.head.is_alone)
-                if not alone and not misfits(drafter, file.head, model.head):
-                    found.append(path)
-        except (FormatError, RequestError):
-            continue
-    return found
+
+    def fits(model: Model) -> bool:
+        alone = model.tower is not None or (model.report.ready and model.head.is_alone)
+        return not alone and not misfits(drafter, file.head, model.head)
+
+    return _fitting_beside(file, fits)
 
 
-def _others_beside(file: Model) -> list[Path]:
-    """The other GGUF files in the folder of a local one, and above the folder `MTP`."""
+def _fitting_beside(file: Model, fits: Callable[[Model], bool]) -> list[Path]:
+    """The other models in the folder of a local file, and above the folder `MTP`, that fit."""
     folder = file.paths[0].parent
     places = [folder, folder.parent] if folder.name == FOLDER else [folder]
     paths = [path for place in places for path in sorted(place.glob("*.gguf"))]
-    return [p for p in paths if p != file.paths[0] and shard_names(str(p))[0] == str(p)]
+    found = []
+    for path in [p for p in paths if p != file.paths[0] and shard_names(str(p))[0] == str(p)]:
+        with suppress(FormatError, RequestError), open_model(path) as model:
+            if fits(model):
+                found.append(path)
+    return found
 
 
 def _preferred(heads: Sequence[Path], model: Path) -> list[Path]:
@@ -118,11 +116,8 @@ def is_head_of(path: Path, model: Model) -> bool:
     """Whether a file contains only a complete head, and one that fits the model."""
     if model.architecture not in ARCHITECTURES:
         return False
-    try:
-        with open_model(path) as head:
-            if not (head.report.ready and head.head.is_alone):
-                return False
+    with suppress(FormatError, RequestError), open_model(path) as head:
+        if head.report.ready and head.head.is_alone:
             head.head.check_fit(model.head)
-    except (FormatError, RequestError):
-        return False
-    return True
+            return True
+    return False

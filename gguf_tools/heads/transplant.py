@@ -20,11 +20,7 @@ from .draft_list import (
     required_ids,
     without_draft_keys,
 )
-from .fastmtp import (
-    ID_MAP_TENSOR,
-    IDS_KEY,
-    DraftLayout,
-)
+from .fastmtp import ID_MAP_TENSOR, IDS_KEY, DraftLayout
 from .head import SHARED_KEY, SHARED_TENSORS, block_of, part_of
 from .nextn import BLOCKS, OUR_ARCHITECTURES
 
@@ -97,9 +93,9 @@ def head_alone(spec: OutputSpec, base: Model) -> OutputSpec:
     return OutputSpec(spec.metadata, wanted)
 
 
-def check_takes_a_head(base: Model) -> str:
-    """The architecture of `base`; RequestError if it has no trunk or already has a head."""
-    architecture = base.head.architecture
+def check_takes_a_head(base: Model) -> None:
+    """RequestError if a model is of another architecture, has no trunk, or already has a head."""
+    _ = base.head.architecture
     if base.head.is_alone:
         found = "is a head alone" if base.tensors else "has no tensors"
         raise RequestError(f"{base.path} {found}; graft needs a trunk to add a head to")
@@ -108,7 +104,6 @@ def check_takes_a_head(base: Model) -> str:
             f"{base.path} has an MTP head in block {base.head.trunk_layers} already; take it off "
             f"first: mtp-gguf strip {base.path}"
         )
-    return architecture
 
 
 def check_takes_a_list(model: Model, layout: DraftLayout = DraftLayout.IDS) -> None:

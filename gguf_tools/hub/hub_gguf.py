@@ -212,11 +212,7 @@ def announce(say: Announce, model: HubModel, names: Sequence[str], nbytes: int |
 
 
 def _download(
-    files: HubFiles,
-    names: tuple[str, ...],
-    nbytes: int | None,
-    folders: Folders,
-    say: Announce,
+    files: HubFiles, names: tuple[str, ...], nbytes: int | None, folders: Folders, say: Announce
 ) -> Path:
     """Download files of one revision; the path of the first one."""
     model = files.model

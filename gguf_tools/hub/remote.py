@@ -23,6 +23,7 @@ from urllib.parse import quote, urlsplit
 from ..errors import FormatError, RemoteError
 from ..files.format import GgufFile
 from ..model import Model, shard_names
+from .sources import closed_on_failure
 
 if TYPE_CHECKING:
     import requests
@@ -239,12 +240,8 @@ class RemoteSource:
         if known is not None:
             self.size, self._etag = known
             return
-        try:
-            with says_what_is_tried(self.name):
-                self._store(0, self._fetch(0, _BLOCK_BYTES))
-        except BaseException:
-            self.close()
-            raise
+        with closed_on_failure(self), says_what_is_tried(self.name):
+            self._store(0, self._fetch(0, _BLOCK_BYTES))
 
     def __reduce__(self) -> "tuple[type[RemoteSource], tuple[Any, ...]]":
         """Pickled as the address, without a token; the other process makes its own requests."""
@@ -359,10 +356,7 @@ class RemoteSource:
     @contextmanager
     def _request(self, offset: int, length: int) -> "Iterator[requests.Response]":
         """The response to one range request, with its headers checked."""
-        headers = {
-            "Range": f"bytes={offset}-{offset + length - 1}",
-            "Accept-Encoding": "identity",
-        }
+        headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
         if _host(self._direct) == _host(self._url) and (token := _token_for(self._url)):
             headers["Authorization"] = f"Bearer {token}"
         self.requests += 1

@@ -43,10 +43,7 @@ def open_any_model(text: str) -> Model:
 
 
 def local_gguf(
-    text: str,
-    *,
-    with_head: bool = True,
-    say: Callable[[str, int | None], None] = lambda *_: None,
+    text: str, *, with_head: bool = True, say: Callable[[str, int | None], None] = lambda *_: None
 ) -> LocalGguf:
     """The GGUF that `text` names; one on the hub is downloaded into huggingface_hub's cache.
 

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -47,6 +48,16 @@ class StreamedSource(Source, Protocol):
 
     def pieces(self, offset: int, length: int) -> Iterator[bytes]:
         """The `length` bytes from `offset`, in chunks as they arrive."""
+
+
+@contextmanager
+def closed_on_failure(source: Source) -> Iterator[None]:
+    """Close a source that was just opened if it cannot be used."""
+    try:
+        yield
+    except BaseException:
+        source.close()
+        raise
 
 
 def what_is_at(path: Path) -> str:
@@ -154,11 +165,8 @@ class FileSource:
 def _reopened(path: Path, state: tuple[int, int]) -> FileSource:
     source = FileSource(path)
     source._opened = state
-    try:
+    with closed_on_failure(source):
         source.check_unchanged()
-    except FormatError:
-        source.close()
-        raise
     return source
 
 

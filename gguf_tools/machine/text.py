@@ -1,6 +1,6 @@
 """Text from names, sizes and counts, for messages and reports."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def printable(text: str) -> str:
@@ -28,6 +28,11 @@ def count_types(types: Mapping[str, int]) -> str:
     """Format tensor types with their counts, the most frequent first."""
     ranked = sorted(types.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {name}" for name, count in ranked)
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Name the first of some that are missing, or too many, with the sentence's verb."""
+    return names[0] + (f" and {len(names) - 1} more are" if names[1:] else " is")
 
 
 def duration(seconds: float) -> str:

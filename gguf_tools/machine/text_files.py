@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import RequestError
+from ..errors import RequestError, raising
 
 
 def whole_texts(files: Sequence[Path], option: str = "--text") -> tuple[str, ...]:
     """Return the contents of the files of an option; RequestError if there is no text in them."""
     texts = []
     for path in files:
-        try:
+        with raising(RequestError, f"{option}: {path}: cannot be read"):
             texts.append(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError as error:
-            raise RequestError(f"{option}: {path}: cannot be read: {error.strerror}") from None
     if not any(text.strip() for text in texts):
         raise RequestError(f"{option}: no text in {', '.join(map(str, files))}")
     return tuple(texts)
@@ -21,13 +19,5 @@ def whole_texts(files: Sequence[Path], option: str = "--text") -> tuple[str, ...
 
 def paragraphs(files: Sequence[Path]) -> list[str]:
     """Return the paragraphs of the files; RequestError if there are none."""
-    texts = []
-    for path in files:
-        try:
-            paragraphs = path.read_text(encoding="utf-8", errors="replace").split("\n\n")
-        except OSError as error:
-            raise RequestError(f"--prompt-file: {path}: cannot be read: {error.strerror}") from None
-        texts += [text.strip() for text in paragraphs if text.strip()]
-    if not texts:
-        raise RequestError(f"--prompt-file: no text in {', '.join(map(str, files))}")
-    return texts
+    parts = (part for text in whole_texts(files, "--prompt-file") for part in text.split("\n\n"))
+    return [part.strip() for part in parts if part.strip()]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,7 @@ class Table:
 
     def tables(self, key: str) -> "list[Table]":
         """The tables of an array, which may be missing."""
-        if key not in self._left:
-            return []
-        value = self._take(key, "tables")
+        value = self._left.pop(key, [])
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self._wrong(key, "tables", value)
         return [Table(self._path, f"{self._name}{key}[{i}].", item) for i, item in enumerate(value)]
@@ -67,19 +66,15 @@ class Table:
 
     def integer(self, key: str, low: int, high: int) -> int:
         """An integer of at least `low`, and less than `high`."""
-        expected = f"a number from {low} to {high - 1}"
-        value = self._take(key, expected)
-        if type(value) is not int or not low <= value < high:
-            raise self._wrong(key, expected, value)
-        return value
+        return int(self._integer(key, f"a number from {low} to {high - 1}", low, high))
 
     def integer_or(self, word: str, key: str, low: int, high: int) -> int | str:
         """The word, or an integer as of `integer`."""
-        expected = f'{low} to {high - 1} or "{word}"'
-        value = self._take(key, expected)
-        if value == word:
-            return word
-        if type(value) is not int or not low <= value < high:
+        return self._integer(key, f'{low} to {high - 1} or "{word}"', low, high, word)
+
+    def _integer(self, key: str, expected: str, low: int, high: int, *others: str) -> int | str:
+        value: int | str = self._take(key, expected)
+        if value not in others and (type(value) is not int or not low <= value < high):
             raise self._wrong(key, expected, value)
         return value
 
@@ -94,9 +89,11 @@ class Table:
         """At most so many positive numbers."""
         expected = f"at most {most} positive numbers"
         value = self._take(key, expected)
-        if not isinstance(value, list) or len(value) > most:
-            raise self._wrong(key, expected, value)
-        if not all(type(item) in (int, float) and 0 < item < 1e12 for item in value):
+        if (
+            not isinstance(value, list)
+            or len(value) > most
+            or not all(type(item) in (int, float) and 0 < item < 1e12 for item in value)
+        ):
             raise self._wrong(key, expected, value)
         return tuple(map(float, value))
 
@@ -112,13 +109,10 @@ def read_table(path: Path, most: int, advice: str) -> Table:
 
     advice: what to do about one that is not TOML, the end of the error's sentence.
     """
-    source = FileSource(path)
-    try:
+    with closing(FileSource(path)) as source:
         if source.size > most:
             raise FormatError(f"{path}: expected at most {most} bytes, found {source.size}")
         raw = source.read(0, source.size)
-    finally:
-        source.close()
     try:
         return Table(path, "", tomllib.loads(raw.decode("utf-8")))
     except (ValueError, RecursionError) as error:  # TOML's and Unicode's errors too

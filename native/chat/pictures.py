@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mtp_gguf.gguf_tools.errors import RequestError
+from mtp_gguf.gguf_tools.errors import RequestError, raising
 from mtp_gguf.gguf_tools.profile import identify
 
 from ..checks.model_file import check_name
@@ -36,9 +36,7 @@ class Pictures:
         check_name(mmproj)
         self._llm = llm
         self._handler: Any = llama_cpp.llama_chat_format.MTMDChatHandler(
-            clip_model_path=str(mmproj),
-            verbose=False,
-            use_gpu=llm.model_params.n_gpu_layers != 0,
+            clip_model_path=str(mmproj), verbose=False, use_gpu=llm.model_params.n_gpu_layers != 0
         )
         _keep_log_quiet(self._handler._mtmd_cpp)
         # The last conversation up to the end of its last picture: `_digest`, and ids.
@@ -51,11 +49,8 @@ class Pictures:
 
         RequestError if the file cannot be read, or has no picture in a format that llama.cpp reads.
         """
-        try:
-            with path.open("rb") as file:
-                data = file.read(LARGEST_PICTURE + 1)
-        except OSError as error:
-            raise RequestError(f"{path}: cannot be read: {error.strerror}") from None
+        with raising(RequestError, f"{path}: cannot be read"), path.open("rb") as file:
+            data = file.read(LARGEST_PICTURE + 1)
         if not 0 < len(data) <= LARGEST_PICTURE:
             raise RequestError(
                 f"{path}: expected a picture of 1 to {LARGEST_PICTURE} bytes, found {len(data)} "

@@ -9,22 +9,21 @@ verified greedily, the others by rejection sampling at temperature 1, with fixed
 import json
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.heads.acceptance import POSITIONS, Acceptance, Counts
 from mtp_gguf.gguf_tools.model import shard_paths
 
 from ..chat.generate import chat_writer
-from .subprocesses import run_module
+from .subprocesses import REFUSED, print_found, run_module
 
 if TYPE_CHECKING:
     from ..llama.mtp_llama import MTPLlama
@@ -39,7 +38,6 @@ _MARK = "====="  # a line that begins a passage, or divides a message from its a
 _OVERHEAD = 256 << 20
 # The subprocess's time limit besides drafting: startup seconds, and bytes read per second.
 _STARTING, _SLOW_DISK = 60.0, 50e6
-_REFUSED = 3  # exit code of the subprocess if it has printed an error message
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def measure_in_subprocess(
         raise RequestError(f"llama.cpp crashed (signal {-child.returncode})")
     if child.returncode > 0:
         lines = child.stderr.strip().splitlines() or ["no reason given"]
-        raise RequestError(lines[0] if child.returncode == _REFUSED else lines[-1])
+        raise RequestError(lines[0] if child.returncode == REFUSED else lines[-1])
     found = parse_json(child.stdout.splitlines()[-1])
     counts = Acceptance.of(found)
     return Measured(counts.greedy, counts.sampled, found["seconds"])
@@ -203,19 +201,9 @@ def _counts(chains: Sequence[int]) -> Counts:
     return Counts((sum(chains),) * len(accepted), accepted)
 
 
-def _main() -> int:
-    """Run in the subprocess: print a JSON object, or an error message and exit with _REFUSED."""
-    path, options = sys.argv[1], parse_json(sys.argv[2])
-    warnings.simplefilter("ignore")  # the sentence must be the first line
-    try:
-        found = measure_acceptance(Path(path), **options)
-    except (MtpGgufError, ImportError, OSError, RuntimeError) as error:
-        # llama_cpp raises the last three if its libraries cannot be loaded.
-        sys.stderr.write(f"{error}\n")
-        return _REFUSED
-    sys.stdout.write(json.dumps(asdict(found)) + "\n")
-    return 0
+def _measure() -> dict[str, Any]:
+    return asdict(measure_acceptance(Path(sys.argv[1]), **parse_json(sys.argv[2])))
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(print_found(_measure))

@@ -1,19 +1,19 @@
 """Measure what drafts cost with a head in several types, and how many are accepted."""
 
-import json
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from time import perf_counter
+from typing import Any
 
-from mtp_gguf.gguf_tools.errors import MtpGgufError, RequestError
+from mtp_gguf.gguf_tools.errors import RequestError
 from mtp_gguf.gguf_tools.files.json_text import parse_json
 
 from ..llama.mtp_llama import MTPLlama
 from ..session import Session
 from .acceptance import accepted_drafts, places_of
-from .head_types import DEPTH, REFUSED, STORED, TYPES, MeasuredType
+from .head_types import DEPTH, STORED, TYPES, MeasuredType
+from .subprocesses import print_found
 
 _CHAINS = 10  # of each passage
 _SECONDS = 60.0
@@ -62,11 +62,7 @@ def _quartile(values: Sequence[float]) -> float:
 
 
 def _timed(
-    session: Session,
-    token: int,
-    depth: int,
-    sampled: bool,
-    times: tuple[list[float], list[float]],
+    session: Session, token: int, depth: int, sampled: bool, times: tuple[list[float], list[float]]
 ) -> int:
     """Append a token; note the times of drafting and verifying, and return the accepted drafts."""
     before = session.stats()
@@ -77,22 +73,13 @@ def _timed(
     return accepted
 
 
-def _main() -> int:
-    """Run in the subprocess: print a JSON list, or an error message and exit with REFUSED."""
-    warnings.simplefilter("ignore")  # the sentence must be the first line
-    try:
-        options = parse_json(sys.argv[2])
-        with MTPLlama(
-            sys.argv[1], depth=DEPTH, lookup=False, profile=False, n_ctx=512, **options
-        ) as llm:
-            found = measure_types(llm)
-    except (MtpGgufError, ImportError, OSError, RuntimeError) as error:
-        # llama_cpp raises the last three if its libraries cannot be loaded.
-        sys.stderr.write(f"{error}\n")
-        return REFUSED
-    sys.stdout.write(json.dumps([asdict(one) for one in found]) + "\n")
-    return 0
+def _measure() -> list[dict[str, Any]]:
+    options = parse_json(sys.argv[2])
+    with MTPLlama(
+        sys.argv[1], depth=DEPTH, lookup=False, profile=False, n_ctx=512, **options
+    ) as llm:
+        return [asdict(measured) for measured in measure_types(llm)]
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(print_found(_measure))

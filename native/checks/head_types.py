@@ -17,7 +17,7 @@ from mtp_gguf.gguf_tools.depth_file import cached_file
 from mtp_gguf.gguf_tools.files.json_text import parse_json
 from mtp_gguf.gguf_tools.machine.system import this_machine
 
-from .subprocesses import run_module
+from .subprocesses import REFUSED, run_module
 
 AUTO = "auto"
 STORED = "as stored"
@@ -27,7 +27,6 @@ DEPTH = 4  # of the chains that are measured
 _LEAST_GAIN = 1.02  # how much faster than the stored type another one has to be
 MOST_LOSS = 0.02  # share of the accepted drafts that 140 chains cannot tell from none
 _LIMIT = 900.0  # seconds, with loading, after which the stored type is kept
-REFUSED = 3  # exit code of the subprocess if it has printed an error message
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,17 @@
 """Runs modules of this package in a subprocess."""
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from mtp_gguf.gguf_tools.errors import MtpGgufError
+
+REFUSED = 3  # exit code of a subprocess that has printed an error message
 
 
 def run_module(
@@ -27,3 +35,19 @@ def run_module(
             check=False,
             timeout=timeout,
         )
+
+
+def print_found(measure: Callable[[], Any]) -> int:
+    """Run in the subprocess: print what is measured as JSON, or a sentence why it cannot be.
+
+    Returns the exit code.
+    """
+    warnings.simplefilter("ignore")  # the sentence must be the first line
+    try:
+        found = measure()
+    except (MtpGgufError, ImportError, OSError, RuntimeError) as error:
+        # llama_cpp raises the last three if its libraries cannot be loaded.
+        sys.stderr.write(f"{error}\n")
+        return REFUSED
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0

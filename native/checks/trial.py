@@ -17,14 +17,13 @@ from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.gguf_tools.profile import AUTO
 
 from ..errors import NativeError
-from .subprocesses import run_module
+from .subprocesses import REFUSED, run_module
 
 _CONTEXT = 64
 _DEPTH = 2
 _THREADS = 2  # enough for a handful of tokens
 _PROMPT = [1, 2, 3, 4, 5]
 _TOKENS = 6  # a few cycles of drafting
-_REFUSED = 3  # exit code of the subprocess if it has printed an error message
 _SHOWN = 300  # maximum characters shown of llama.cpp's output
 
 
@@ -38,7 +37,7 @@ def try_model(model: Path, head: Path | None = None) -> str | None:
     done = run_module("mtp_gguf.native.checks.trial", *words)
     if done.returncode == 0:
         return None
-    if done.returncode == _REFUSED:
+    if done.returncode == REFUSED:
         return done.stdout.strip()
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     said = next((line for line in lines if "GGML_ASSERT" in line), "".join(lines[-1:]))
@@ -101,7 +100,7 @@ def main() -> int:
             _check_layers(model)
     except MtpGgufError as error:
         print(error)
-        return _REFUSED
+        return REFUSED
     return 0
 
 

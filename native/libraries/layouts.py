@@ -56,7 +56,7 @@ _ADDED = {
     "llama_context_params": (
         Added("moe_cache_size", ctypes.c_size_t, "type_v"),  # in b11549
         Added("moe_cache_cpu_share", ctypes.c_float, "moe_cache_size"),  # in 1.0
-    ),
+    )
 }
 _REMOVED = {
     "llama_context_params": ("defrag_thold",),  # in 1.0

@@ -52,10 +52,7 @@ def keeps_snapshots(context: Any) -> bool:
 
 
 def looks_up_by_default(
-    architecture: str | None,
-    depth: int | Literal["auto"],
-    rollback: Rollback,
-    n_gpu_layers: int,
+    architecture: str | None, depth: int | Literal["auto"], rollback: Rollback, n_gpu_layers: int
 ) -> bool:
     """Whether a session also drafts from the text unless told otherwise (docs/decisions.md)."""
     replay = rollback is Rollback.SNAPSHOT and replays(architecture, n_gpu_layers)

@@ -89,14 +89,13 @@ class GeneratingModel(StoringModel):
                 logits_processor=_guarded(logits_processor, failures),
                 grammar=grammar,
             )
-        # Greedy decoding needs no table of candidates.
-        greedy = (
-            temp == 0.0
-            and repeat_penalty == 1.0
+        by_logits_only = (
+            repeat_penalty == 1.0
             and frequency_penalty == 0.0 == presence_penalty
             and logits_processor is None
             and grammar is None
         )
+        greedy = temp == 0.0 and by_logits_only  # needs no table of candidates
         # Rejection sampling requires a chain whose distribution is known.
         by_rejection = (
             self._rejection
@@ -104,10 +103,7 @@ class GeneratingModel(StoringModel):
             and temp > 0.0
             and typical_p == 1.0
             and mirostat_mode == 0
-            and repeat_penalty == 1.0
-            and frequency_penalty == 0.0 == presence_penalty
-            and logits_processor is None
-            and grammar is None
+            and by_logits_only
             and not self._logits_all
             and self._record is None
             and self._head is not None

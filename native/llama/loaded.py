@@ -121,8 +121,9 @@ class LoadedModel(llama_cpp.Llama):
             raise ModelRefusedError(f"{error}{hint}{log.indented_log()}") from None
         except TEMPLATE_ERRORS as error:
             raise ModelRefusedError(f"{how.path}: {template_fault(error)}") from None
-        if not given.get("chat_format"):
-            self._choose_format()
+        guessed = not given.get("chat_format") and self.chat_handler is None
+        if guessed and "chat_template.default" in self._chat_handlers:
+            self.chat_format = "chat_template.default"  # the model's own
         if self.lora_path and not self._lora_adapter:  # a null pointer, which llama_cpp would use
             raise ModelRefusedError(
                 f"{self.lora_path}: expected a LoRA adapter that fits {how.path}; llama.cpp "
@@ -213,11 +214,6 @@ class LoadedModel(llama_cpp.Llama):
             },
         )
         return self.type_choice.name
-
-    def _choose_format(self) -> None:
-        """Use the model's own template where llama_cpp has guessed a format of its own for it."""
-        if "chat_template.default" in self._chat_handlers and self.chat_handler is None:
-            self.chat_format = "chat_template.default"
 
     def _limit_depth(self, model_path: str, most: int) -> None:
         """Draft at most as many tokens as the head can, with a warning if more were asked for."""

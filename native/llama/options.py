@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,8 +164,10 @@ def resolve(model: str, asked: Arguments, given: dict[str, Any]) -> Options:
     if optional and room < (max_depth if depth == AUTO else depth):
         _warn(model, f"batches of {batch} tokens have room for {room} drafts")
         max_depth, depth = room, depth if room and depth == AUTO else room
-    if why is None:
-        _choose_attention(given, device)
+    # Stock llama.cpp's flash attention is slower on a CPU than attention by matrix products; that
+    # of the patched kernels is faster (docs/verification.md).
+    if why is None and device == "CPU" and has_attention():
+        given.setdefault("flash_attn", True)
     if asked.lookup is None:
         looks_up |= looks_up_by_default(architecture, depth, rollback, n_gpu_layers)
     batches = Batches()
@@ -192,12 +194,9 @@ def resolve(model: str, asked: Arguments, given: dict[str, Any]) -> Options:
         overrides,
         replace(
             asked,
-            depth=settings.depth,
+            **asdict(settings),
             max_depth=max_depth,
-            rollback=settings.rollback,
-            fastmtp_size=settings.fastmtp_size,
             mtp_head=mtp_head,
-            draft_threads=settings.draft_threads,
             profile=False,
             lookup_files=[Path(file) for file in asked.lookup_files],
         ),
@@ -210,12 +209,8 @@ def _settings(model: Path, device: str, asked: Arguments) -> tuple[DraftSettings
     if note:
         warnings.warn(note, stacklevel=4)
     base = found.settings if found else DraftSettings()
-    settings = DraftSettings(
-        base.depth if asked.depth is None else asked.depth,
-        base.fastmtp_size if asked.fastmtp_size is None else asked.fastmtp_size,
-        base.rollback if asked.rollback is None else asked.rollback,
-        base.draft_threads if asked.draft_threads is None else asked.draft_threads,
-    )
+    given = {f.name: getattr(asked, f.name) for f in fields(DraftSettings)}
+    settings = replace(base, **{name: v for name, v in given.items() if v is not None})
     return settings, found.costs if found else Costs()
 
 
@@ -247,13 +242,3 @@ def _why_no_session(model: Path, options: dict[str, Any], *, look_for_head: bool
     if report.ready and not report.ours:
         return f"architecture {opened.architecture} drafts with llama-server only (mtp-gguf serve)"
     return None if report.ready else report.reason
-
-
-def _choose_attention(options: dict[str, Any], device: str) -> None:
-    """Turn flash attention on by default where it is faster.
-
-    It is with the patched kernels (docs/verification.md). Stock llama.cpp's flash attention is
-    slower on a CPU than attention by matrix products.
-    """
-    if device == "CPU" and has_attention():
-        options.setdefault("flash_attn", True)

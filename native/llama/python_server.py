@@ -64,9 +64,4 @@ def _formatted(_: Any, match: re.Match[str]) -> tuple[int, dict[str, Any]]:
 
 
 def _mistake(sentence: str, param: str | None = None) -> tuple[int, dict[str, Any]]:
-    return 400, {
-        "message": sentence,
-        "type": "invalid_request_error",
-        "param": param,
-        "code": None,
-    }
+    return 400, {"message": sentence, "type": "invalid_request_error", "param": param, "code": None}

@@ -76,7 +76,9 @@ def _compared(llm: LoadedModel, parameters: str, values: ctypes.Structure) -> di
         if listed.get((parameters, name), KEPT) in compared:
             # llama.cpp keeps floats of 32 bits; their shortest decimal form is exact.
             value: Any = pointers[name] if name in pointers else getattr(values, name)
-            found[name] = _type_name(value) if name in {"type_k", "type_v"} else value
+            if name in {"type_k", "type_v"}:
+                value = BY_ID[value].name if value in BY_ID else str(value)
+            found[name] = value
     return found
 
 
@@ -99,10 +101,6 @@ def check_identity(path: Path, saved: Mapping[str, str], here: Mapping[str, str]
 def _file(path: object) -> str:
     found = identify(Path(str(path)))
     return f"{found.size} bytes {found.fingerprint}"
-
-
-def _type_name(number: int) -> str:
-    return BY_ID[number].name if number in BY_ID else str(number)
 
 
 def _printable(value: object, most: int) -> str:

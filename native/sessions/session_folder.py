@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError
+from mtp_gguf.gguf_tools.errors import MtpGgufError, OutputError, raising
 from mtp_gguf.gguf_tools.files.output import remove_leftovers
 from mtp_gguf.gguf_tools.machine import os_files
 
@@ -53,10 +53,8 @@ class SessionFolder:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.size = size
-        try:
+        with raising(OutputError, f"{path}: cannot be created"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be created: {error.strerror}") from None
 
     def find(
         self,

@@ -26,8 +26,9 @@ from mtp_gguf.convert.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mtp_gguf.convert.checkpoints.source_rows import SourceRows
 from mtp_gguf.convert.families.target_model import HeadChoice
 from mtp_gguf.convert.heads.acceptance import VARIABLE
+from mtp_gguf.convert.options import DraftOptions
 from mtp_gguf.convert.pipeline import run
-from mtp_gguf.convert.plans.plan import DraftRequest, Request
+from mtp_gguf.convert.plans.plan import Request
 from mtp_gguf.convert.plans.plan_checkpoint import make_plans
 from mtp_gguf.gguf_tools.errors import CheckpointError, FormatError, OutputError, RemoteError
 from mtp_gguf.gguf_tools.files.safetensors import SafetensorsFile, read_safetensors
@@ -64,7 +65,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def request(output: Path, layout: DraftLayout | None = None, **options: object) -> Request:
     """Two precisions, by default with a head and no draft vocabulary."""
-    draft = DraftRequest(layout, 100) if layout else None
+    draft = DraftOptions(True, 100, layout=layout) if layout else None
     head = HeadChoice.ALONE if layout is DraftLayout.SIDECAR else HeadChoice.WITH_TRUNK
     made = Request("Q4_K_M", head, also=("F16",), draft=draft, output=output / "x.gguf")
     return replace(made, **options)  # type: ignore[arg-type]
