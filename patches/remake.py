@@ -185,6 +185,7 @@ def make_series(folder: Path, target: Path) -> list[Path]:
 
     Only those whose change differs from the patch here; a commit belongs to the patch with the same
     subject. Whole patches are written if they are shorter, or if git misplaces hunks without them.
+    A delta has line numbers if a hunk fits in several places.
     """
     with tempfile.TemporaryDirectory() as scratch:
         made = make(folder, Path(scratch))
@@ -200,12 +201,12 @@ def make_series(folder: Path, target: Path) -> list[Path]:
             own, whole = here[_title(path.name)], path.read_bytes()
             if _gives(folder, own.data, commit):
                 continue
-            new, data = target / own.name, make_delta(own.data, whole)
-            shorter = data.count(b"\n") < whole.count(b"\n")
-            if shorter and _gives(folder, apply_delta(own.data, data), commit):
-                new = new.with_suffix(".delta")
-            else:
-                data = whole
+            new, data = target / own.name, whole
+            shifts = _is_ambiguous(folder, whole, commit)
+            delta = make_delta(own.data, whole, context=1, shifts=shifts)
+            shorter = delta.count(b"\n") < whole.count(b"\n")
+            if shorter and _gives(folder, apply_delta(own.data, delta), commit):
+                new, data = new.with_suffix(".delta"), delta
             new.write_bytes(data)
             written.append(new)
     return written
@@ -407,6 +408,19 @@ def _gives(folder: Path, patch: bytes, commit: str) -> bool:
             return False
         tree = git(folder, "write-tree", index=index)
     return tree == git(folder, "rev-parse", f"{commit}^{{tree}}")
+
+
+def _is_ambiguous(folder: Path, patch: bytes, commit: str) -> bool:
+    """Whether a hunk of `patch` fits the parent of `commit` in `folder` in several places."""
+    for section in _SECTION.split(patch)[1:]:
+        if not (file := re.search(rb"^--- a/(.+)$", section, re.MULTILINE)):
+            continue
+        text = git(folder, "show", f"{commit}^:{file[1].decode()}")
+        for hunk in _HUNK.split(section.decode())[1:]:
+            lines = hunk.splitlines(keepends=True)[1:]
+            if text.count("".join(line[1:] for line in lines if line[0] in " -")) > 1:
+                return True
+    return False
 
 
 def _base_of(words: Sequence[str]) -> str:

@@ -61,15 +61,19 @@ def apply_delta(patch: bytes, delta: bytes) -> bytes:
     return "\n".join(_numbered(found, moved)).encode()
 
 
-def make_delta(patch: bytes, other: bytes) -> bytes:
-    """The delta that makes of `patch` a patch that differs from `other` in line numbers at most."""
+def make_delta(patch: bytes, other: bytes, *, context: int = 3, shifts: bool = True) -> bytes:
+    """The delta that makes of `patch` a patch that differs from `other` in the names of blobs.
+
+    context: the lines around a change; more, if its place would be ambiguous. Without `shifts` line
+    numbers may differ, too.
+    """
     old, new = _lines(patch), _lines(other)
-    for context in range(3, max(4, len(old))):  # more, if a place would be ambiguous
-        delta = "".join(f"{line}\n" for line in _changes(old, new, context)).encode()
+    for lines in range(context, max(context + 1, len(old))):
+        delta = "".join(f"{line}\n" for line in _changes(old, new, lines)).encode()
         with suppress(ValueError):
             made = _lines(apply_delta(patch, delta))
             if _keys(made) == _keys(new):
-                return "".join(_shifts(made, new)).encode() + delta
+                return ("".join(_shifts(made, new)).encode() if shifts else b"") + delta
     raise AssertionError("a delta with the whole patch as context fits nowhere")
 
 

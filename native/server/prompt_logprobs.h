@@ -3,6 +3,7 @@
 // patches/ includes this file in tools/server.
 
 #include "../include/mtp.h"
+#include "common.h"
 #include "json.h"
 #include "llama.h"
 
@@ -45,6 +46,43 @@ std::vector<prompt_token> prompt_tokens_after(const std::vector<const float *> &
         for (size_t j = i * n_top; j < (i + 1) * n_top; j++) {
             tokens.back().top.emplace_back(text_of(top_ids[j]), top[j]);
         }
+    }
+    return tokens;
+}
+
+// Add the log-probabilities of the tokens of the slot's prompt that follow those in the current sub-batch: n_tokens of `batch` from
+// `offset` on.
+template <typename Slot, typename Batch>
+void add_prompt_tokens(Slot & slot, const Batch & batch, int32_t n_tokens, int32_t offset) {
+    const auto & tokens  = slot.task->tokens;
+    auto &       known   = slot.prompt_tokens;
+    auto *       ctx     = slot.ctx_tgt;
+    const auto   text_of = [&](llama_token id) { return common_token_to_piece(ctx, id, true); };
+    if (known.empty()) {
+        known.push_back({ text_of(tokens[0]), false, 0, {} });
+    }
+    std::vector<const float *> rows;
+    std::vector<llama_token>   ids;
+    for (int32_t i = offset; i < offset + n_tokens && known.size() + ids.size() < tokens.size(); i++) {
+        if (batch.tokens[i].id_slot == slot.id && batch.tokens[i].is_prompt) {
+            rows.push_back(llama_get_logits_ith(ctx, i - offset));
+            ids.push_back(tokens[known.size() + ids.size()]);
+        }
+    }
+    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+    for (auto & token : prompt_tokens_after(rows, ids, n_vocab, slot.task->params.sampling.n_probs, llama_n_threads_batch(ctx), text_of)) {
+        known.push_back(std::move(token));
+    }
+}
+
+// Take the tokens of the slot's prompt, without those that the client did not send.
+template <typename Slot> std::vector<prompt_token> take_prompt_tokens(Slot & slot) {
+    auto tokens = std::move(slot.prompt_tokens);
+    slot.prompt_tokens.clear();
+    const size_t n_hidden = slot.task->params.n_echo_hidden;
+    if (n_hidden > 0 && n_hidden < tokens.size()) {
+        tokens.erase(tokens.begin(), tokens.begin() + n_hidden);
+        tokens[0].has_logprob = false;
     }
     return tokens;
 }
@@ -120,5 +158,28 @@ class completion_logprobs {
     size_t      n_characters;       // of the text before the next token
     std::string waiting;            // the beginning of a character
 };
+
+// `logprobs` of a completion: in OpenAI's form, and `content` in that of a chat. probs: completion_token_output of what was generated.
+template <typename Output>
+common_json logprobs_of_completion(const std::vector<prompt_token> & prompt_tokens, const std::vector<Output> & probs,
+                                   bool post_sampling_probs, size_t n_characters) {
+    if (prompt_tokens.empty() && probs.empty()) {
+        return nullptr;
+    }
+    completion_logprobs all(n_characters);
+    for (const auto & token : prompt_tokens) {
+        all.add(token);
+    }
+    for (const auto & p : probs) {
+        prompt_token token = { p.text_to_send, true, Output::logarithm(p.prob), {} };
+        for (const auto & top : p.probs) {
+            token.top.emplace_back(top.txt, Output::logarithm(top.prob));
+        }
+        all.add(token);
+    }
+    common_json res = common_json{ { "content", Output::probs_vector_to_json(probs, post_sampling_probs) } };
+    all.write(res);
+    return res;
+}
 
 } // namespace mtp
