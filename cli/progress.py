@@ -70,7 +70,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
                 raise typer.Exit(_BROKEN_PIPE) from None
             except OSError as error:  # from the system, such as a full temporary folder
                 where = f"{error.filename}: " if error.filename else ""
-                raise fail(f"{where}{error.strerror or error}") from None
+                reason = error.strerror or str(error) or type(error).__name__
+                raise fail(f"{where}{reason}") from None
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise

@@ -94,10 +94,12 @@ def _fitting_beside(file: Model, fits: Callable[[Model], bool]) -> list[Path]:
     places = [folder, folder.parent] if folder.name == FOLDER else [folder]
     paths = [path for place in places for path in sorted(place.glob("*.gguf"))]
     found = []
-    for path in [p for p in paths if p != file.paths[0] and shard_names(str(p))[0] == str(p)]:
-        with suppress(FormatError, RequestError), open_model(path) as model:
-            if fits(model):
-                found.append(path)
+    for path in [path for path in paths if path != file.paths[0]]:
+        with suppress(FormatError, RequestError):
+            if shard_names(str(path))[0] == str(path):
+                with open_model(path) as model:
+                    if fits(model):
+                        found.append(path)
     return found
 
 

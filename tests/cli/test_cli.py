@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from mtp_gguf.cli import progress
 from mtp_gguf.gguf_tools.machine.text import printable
@@ -168,3 +170,14 @@ class TestProgress:
 
     def test_silent_when_short(self, models: Models, tmp_path: Path) -> None:
         assert not invoke("convert", models.checkpoint(SMALL), "-o", tmp_path / "x.gguf").stderr
+
+
+def test_an_error_of_the_system_without_words_is_named_by_its_kind() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @progress.reports_errors
+    def fails() -> None:
+        raise IsADirectoryError
+
+    assert CliRunner().invoke(app).output == "mtp-gguf: IsADirectoryError\n"

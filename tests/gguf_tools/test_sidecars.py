@@ -59,6 +59,7 @@ def test_a_sidecar_says_what_it_is_for(shared: bool, sidecar: Path, models: Mode
     assert ("shared-head" in alone) is shared
     trunk = models.convert(DENSE, "--quant", "Q8_0", "--no-mtp")
     beside = Path(shutil.copy(trunk, sidecar.parent / "Tiny-Q8_0.gguf"))
+    shutil.copy(trunk, sidecar.parent / "Tiny-00009-of-00002.gguf")  # no such shard: no candidate
     purpose = findings(sidecar)["sidecar"]
     assert "it fits Tiny-Q8_0.gguf beside it" in purpose["text"]
     assert purpose["fix"] == f"mtp-gguf doctor {beside} --head {sidecar}"
