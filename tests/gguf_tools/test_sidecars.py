@@ -16,6 +16,7 @@ from mtp_gguf.gguf_tools.heads.head_files import (
     sidecar_name,
     type_in_name,
 )
+from mtp_gguf.gguf_tools.hub.resolve import local_gguf
 from mtp_gguf.gguf_tools.model import open_model
 from mtp_gguf.native import MTPLlama
 from support.checkpoints import MOE, SPECS
@@ -137,6 +138,8 @@ def test_the_one_with_the_models_name_is_taken(models: Models, tmp_path: Path) -
     (tmp_path / "MTP").mkdir()
     write_sidecar(whole, tmp_path / "MTP" / "mtp-Tiny-shared-Q8_0.gguf", shared=True)
     assert beside() == ["MTP/mtp-Tiny-shared-Q8_0.gguf"]
+    assert local_gguf(str(path)).head == tmp_path / "MTP" / "mtp-Tiny-shared-Q8_0.gguf"
+    assert local_gguf(str(path), with_head=False).head is None
     write_sidecar(whole, tmp_path / "mtp-Other-Q8_0.gguf", shared=False)
     assert beside() == ["MTP/mtp-Tiny-shared-Q8_0.gguf"]
     write_sidecar(whole, tmp_path / "MTP" / "mtp-Tiny-Q8_0.gguf", shared=False)
