@@ -214,6 +214,25 @@ def test_wrong_contents_of_earlier_checkpoints(dial: Dial, tmp_path: Path) -> No
                 assert "earlier: expected rising numbers from 1 to" in refused(llm, broken)
 
 
+def test_what_an_earlier_checkpoint_has_learned_from_the_text_is_complete(
+    dial: Dial, tmp_path: Path
+) -> None:
+    """Its bytes are read as a struct."""
+    file = tmp_path / "a.session"
+    with load(dial("tiny"), n_ctx=2048, lookup=True) as llm:
+        talk(llm)
+        llm.save_session(file)
+        found = read_session(file)
+        state = found.earlier[0].tobytes()
+        *before, n_text = struct.unpack("<4Q", state[48:80])
+        end = 104 + sum(before) + n_text
+        shorter = state[:72] + struct.pack("<Q", n_text - 4) + state[80 : end - 4] + state[end:]
+        earlier = {found.header.earlier[0]: shorter}
+        write_session(file, found.tokens, found.checkpoint, found.header.identity, {}, earlier)
+        with pytest.raises(MtpGgufError, match=rf"expected {n_text} bytes, found {n_text - 4}"):
+            llm.load_session(file)
+
+
 OVERRIDES = {"qwen35.attention.layer_norm_rms_epsilon": 0.3, "general.name": "another"}
 
 
