@@ -17,7 +17,8 @@ import typer
 
 from mtp_gguf.cli.demo import PROMPT, shell_word
 from mtp_gguf.cli.options import parse_bytes
-from support.checkpoints import TINY
+from support.checkpoint_edits import write_repeating
+from support.checkpoints import TINY, Spec
 from support.commands import (
     MAIN,
     all_commands,
@@ -402,6 +403,20 @@ class TestTerminal:
             assert re.search(r"convert .*━.*[1-3]0%.*[MG]B/s .*0:00:\d\d", plain), plain
         assert "…" not in plain
         assert all(len(line) <= columns for line in re.split(r"[\r\n]+", plain))
+
+    @pytest.mark.thorough
+    def test_a_conversion_has_a_bar(self, tmp_path: Path) -> None:
+        source = write_repeating(tmp_path / "large", Spec("large", hidden=1024, intermediate=3584))
+        words = ["convert", source, "-o", tmp_path / "x.gguf", "--threads", "1"]
+        environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+        environment.pop("NO_COLOR", None)
+        with (tmp_path / "stdout").open("w+") as stdout:
+            program = [sys.executable, "-c", MAIN, *words]
+            shown = on_a_terminal(program, "stderr", stdout=stdout, env=environment)
+            stdout.seek(0)
+            assert stdout.read().startswith("base: ")
+        for part in (r"convert .*━", r"\d+%", r"\d+ [MG]B/s", r"0:00:\d\d"):
+            assert re.search(part, shown), part
 
     @pytest.mark.thorough
     @pytest.mark.sample(1)

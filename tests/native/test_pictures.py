@@ -10,6 +10,7 @@ import json
 import shutil
 import signal
 from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -19,11 +20,21 @@ import pytest
 from mtp_gguf.native import MTPLlama, NativeError
 from mtp_gguf.native.runtime import llama_cpp
 from support import generation
+from support.checkpoints import TINY
 from support.commands import check_refusal, invoke
+from support.conversions import converted
 from support.vision_models import (
     CHATS as NAMED_CHATS,
 )
-from support.vision_models import NARROW, WIDE, demo_with_tower, picture, png, says
+from support.vision_models import (
+    NARROW,
+    WIDE,
+    demo_with_tower,
+    picture,
+    png,
+    says,
+    write_vision_checkpoint,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -214,6 +225,16 @@ def test_a_context_full_of_a_picture(folder: Path) -> None:
 
         with pytest.raises(NativeError, match=r"has no room for 1 more tokens at position \d+$"):
             fill()
+
+
+def test_a_tower_of_another_model(folder: Path, tmp_path: Path) -> None:
+    tower = write_vision_checkpoint(tmp_path / "checkpoint", replace(TINY, mtp=False))
+    converted(tower, tmp_path / "mmproj.gguf", "--mmproj-only")
+    with (
+        load(folder, depth=2, chat_handler=handler(tmp_path)) as llm,
+        pytest.raises(ValueError, match="Failed to load mtmd context"),
+    ):
+        answer(llm, CHATS[0])
 
 
 def test_skipping_positions(folder: Path) -> None:

@@ -1,19 +1,18 @@
-"""`echo`, `logprobs` and `max_tokens=0` of /v1/completions.
-
-`test_chat_requests.py` compares them with the answers of MTPLlama.
-"""
+"""`echo`, `logprobs` and `max_tokens=0` of /v1/completions: the answers of MTPLlama, over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mtp_gguf.native import MTPLlama
+from support.generation import load
 from support.models import DEMO, Models
-from support.real_server import Server, post
+from support.real_server import Server, chunks_of, opened, post
 
 pytestmark = pytest.mark.server
 
@@ -36,12 +35,32 @@ def port(server: Server, demo: Path, request: pytest.FixtureRequest) -> Iterator
         yield client.port
 
 
+@pytest.fixture(scope="module")
+def python(demo: Path) -> Iterator[MTPLlama]:
+    with load(demo, n_ctx=2048) as llm:
+        yield llm
+
+
 def ask(port: int, prompt: Any, **options: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "temperature": 0, **options}
     status, found = post(port, "/v1/completions", body)
     assert status == 200, found
     answer: dict[str, Any] = found
     return answer
+
+
+def streamed(port: int, prompt: Any, **options: Any) -> dict[str, Any]:
+    """The answer of a stream, put together."""
+    whole: dict[str, Any] = {"text": "", "logprobs": {}}
+    body = {"prompt": prompt, "temperature": 0, "stream": True, **options}
+    with opened(port, "/v1/completions", body) as answer:
+        for chunk in chunks_of(answer):
+            [choice] = chunk["choices"]
+            whole["text"] += choice["text"]
+            whole["finish_reason"] = choice["finish_reason"]
+            for name, values in (choice["logprobs"] or {}).items():
+                whole["logprobs"].setdefault(name, []).extend(values)
+    return {"choices": [whole]}
 
 
 def check(found: dict[str, Any], wanted: Any) -> None:
@@ -54,6 +73,20 @@ def check(found: dict[str, Any], wanted: Any) -> None:
         pairs = zip(found["logprobs"][name], wanted["logprobs"][name], strict=True)
         for ours, theirs in pairs:
             assert ours == pytest.approx(theirs, abs=CLOSE)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("send", [ask, streamed])
+@pytest.mark.parametrize("max_tokens", [0, 12])
+@pytest.mark.parametrize("prompt", [SHORT, EURO, LONG, IDS], ids=["short", "euro", "long", "ids"])
+def test_prompts_have_the_log_probabilities_of_python(
+    port: int, python: MTPLlama, prompt: Any, max_tokens: int, send: Callable[..., dict[str, Any]]
+) -> None:
+    options: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": 3, "echo": True}
+    [wanted] = python.create_completion(prompt, temperature=0, **options)["choices"]
+    for _ in range(2):  # also where the slot has the prompt already
+        [found] = send(port, prompt, **options)["choices"]
+        check(found, wanted)
 
 
 def test_prompts_of_a_batch_are_as_each_alone(port: int) -> None:

@@ -23,6 +23,8 @@ from support.serving import PATIENCE, wait_for
 pytestmark = [pytest.mark.server, pytest.mark.thorough]
 
 LEVELS = 10_000
+DEEP_LIST = "[" * LEVELS + "]" * LEVELS
+DEEP_OBJECT = '{"a":' * LEVELS + "1" + "}" * LEVELS
 PROMPT = [5 + n * n % 200 for n in range(300)]
 KEY, WRONG = "right-5f1c", "wrong"
 MIB = 1 << 20
@@ -109,6 +111,33 @@ def test_large_bodies(server: Server, files: Files) -> None:
                 client.recv(100)
 
 
+def deep_requests() -> Iterator[tuple[str, str]]:
+    """Each field that takes JSON, on each path."""
+    fields = {
+        "/v1/chat/completions": (
+            *("messages", "tools", "tool_choice", "response_format", "json_schema", "stop"),
+            *("chat_template_kwargs", "logit_bias", "grammar_triggers", "lora", "grammar"),
+        ),
+        "/completion": (
+            *("prompt", "json_schema", "response_format", "logit_bias", "grammar", "samplers"),
+        ),
+        "/v1/responses": ("input",),
+        "/v1/messages": ("messages", "system"),
+        "/v1/embeddings": ("input",),
+        "/rerank": ("query", "documents"),
+        "/infill": ("input_extra",),
+        "/tokenize": ("content",),
+        "/detokenize": ("tokens",),
+        "/apply-template": ("messages",),
+        "/lora-adapters": ("scale",),
+    }
+    whole = {"prompt": "a", "messages": MESSAGES, "max_tokens": 1, "n_predict": 1}
+    for deep in (DEEP_LIST, DEEP_OBJECT):
+        for path, names in fields.items():
+            for name in names:
+                yield path, json.dumps({**whole, name: "DEEP"}).replace('"DEEP"', deep)
+
+
 def nested_texts() -> Iterator[tuple[str, Any]]:
     """Levels that JSON does not count: in grammars, patterns, references and texts of JSON."""
     completion = {"prompt": "a", "n_predict": 1}
@@ -132,8 +161,12 @@ def nested_texts() -> Iterator[tuple[str, Any]]:
     yield "/completion", {**completion, "json_schema": {"$ref": "#/$defs/d0", "$defs": chain}}
 
 
-def test_nested_texts(server: Server, files: Files) -> None:
+def test_deep_requests(server: Server, files: Files) -> None:
     with network(server, files) as net:
+        for path, body in deep_requests():
+            status, text = net.post(path, body)
+            assert 400 <= status <= 501, (path, body[:80])
+            assert status != 400 or "at most 256 levels, found more" in text, text
         for path, value in nested_texts():
             status, _ = net.post(path, value)
             assert status in (200, 400, 500), (path, str(value)[:80])
